@@ -1,0 +1,177 @@
+"""The process in which a measurement happens: it may be killed, and its parent lives on.
+
+Started by ``experiment`` as ``python -m labkit._child``. The first line on stdin is the job; stdin then stays open as a
+lifeline, and its end means that the parent is gone. Events go to stdout, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from labkit import probe
+from labkit.settings import Settings
+
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
+MADV_RANDOM, MADV_DONTNEED = 1, 4
+
+
+def main() -> int:
+    """Run one job; the exit status is 0 when every phase ended."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else prints must not mix with the events
+    job = json.loads(sys.stdin.readline())
+    _die_with_parent()
+
+    def send(event: str, **values: Any) -> None:
+        out.write(json.dumps({"event": event, "t": time.monotonic(), **values}) + "\n")
+
+    return _run(job, send)
+
+
+def _run(job: dict[str, Any], send: Callable[..., None]) -> int:
+    from labkit import engine  # here, so that the parent never pays for it
+
+    @contextlib.contextmanager
+    def phase(name: str) -> Iterator[None]:
+        send("begin", phase=name)
+        yield
+        send("end", phase=name, use=asdict(probe.process(os.getpid(), smaps=True)))
+
+    settings = Settings.of(job["settings"])
+    path = Path(job["path"])
+    layers = _LayerClock()
+    try:
+        with phase("start"):
+            engine.info()
+        with phase("load"):
+            model = engine.Model(path, settings)
+            send("buffers", buffers=[asdict(buffer) for buffer in model.buffers])
+        with phase("context"):
+            context = engine.Context(model, settings, on_layer=layers if job["layers"] else None)
+            send("buffers", buffers=[asdict(buffer) for buffer in context.buffers])
+        text = job["prompt"]
+        prompt = model.tokenize(model.chat(text)) if text else _some_tokens(job["prompt_tokens"], model.n_vocab)
+        with phase("prefill"):
+            context.decode(prompt)
+        with phase("decode"):
+            if text:
+                _speak(model, context, job["tokens"], send)
+            else:
+                _step(context, _some_tokens(job["tokens"], model.n_vocab), job["evict"], path, layers, send)
+        if job["hold_s"]:
+            with phase("hold"):
+                time.sleep(job["hold_s"])
+        context.close()
+        model.close()
+    except (engine.EngineError, OSError, ValueError, MemoryError) as error:
+        send("error", reason=str(error))
+        return 1
+    send("done")
+    return 0
+
+
+def _step(
+    context: Any, tokens: list[int], evict: str | None, path: Path, layers: _LayerClock, send: Callable[..., None]
+) -> None:
+    for number, token in enumerate(tokens):
+        if evict:
+            evict_mapping(path, random=evict == "random")
+        layers.begin()
+        start = time.perf_counter()
+        context.decode([token])
+        ms = (time.perf_counter() - start) * 1000
+        send("token", ms=ms, text="", layers=[{"token": number, **row} for row in layers.rows])
+
+
+def _speak(model: Any, context: Any, n: int, send: Callable[..., None]) -> None:
+    import codecs
+
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    for _ in range(n):
+        token = int(context.logits().argmax())
+        if model.ends(token):
+            return
+        text = utf8.decode(model.piece(token))
+        start = time.perf_counter()
+        context.decode([token])
+        send("token", ms=(time.perf_counter() - start) * 1000, text=text, layers=[])
+
+
+class _LayerClock:
+    """Notes time and faults each time a layer's output is ready."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._last = self._now()
+
+    def __call__(self, layer: int) -> None:
+        now = self._now()
+        ms, minor, major, read = (b - a for a, b in zip(self._last, now, strict=True))
+        self.rows.append(
+            {"layer": layer, "ms": ms * 1000, "minor_faults": minor, "major_faults": major, "read_bytes": read}
+        )
+        self._last = now
+
+    @staticmethod
+    def _now() -> tuple[float, int, int, int]:
+        use = probe.process(os.getpid())
+        return time.perf_counter(), use.minor_faults or 0, use.major_faults or 0, use.read_bytes or 0
+
+
+def _some_tokens(n: int, n_vocab: int) -> list[int]:
+    """``n`` token ids spread over the vocabulary, the same each time, so that embedding rows differ as in real text."""
+    return [(1 + 7919 * i) % n_vocab for i in range(n)]
+
+
+def evict_mapping(path: Path, *, random: bool) -> None:
+    """Drop this process's pages of ``path``, and the page cache's, so that the next read is cold.
+
+    With ``random`` the kernel is also told not to read ahead (MADV_RANDOM). Only file-backed, read-only mappings are
+    touched: MADV_DONTNEED on anonymous memory would destroy it. Linux only.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    real = os.path.realpath(path)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5] == real and fields[1].startswith("r--"):
+            start, end = (int(edge, 16) for edge in fields[0].split("-"))
+            if random:
+                libc.madvise(start, end - start, MADV_RANDOM)
+            libc.madvise(start, end - start, MADV_DONTNEED)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def _die_with_parent() -> None:
+    """Be the first to go: when memory runs out, and when the parent ends."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+
+    def lifeline() -> None:
+        sys.stdin.read()
+        os._exit(3)
+
+    threading.Thread(target=lifeline, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Start the measuring child, hear its events, and make sure that it ends with us."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+LAST_LINES = 20
+
+
+class Child:
+    """A ``python -m labkit._child`` with one job. Leaving the ``with`` block ends it, whatever state it is in.
+
+    ``events`` yields the child's events as dicts, then None when it has closed its end.
+    """
+
+    def __init__(self, job: dict[str, Any], *, wrap: Callable[[list[str]], list[str]] | None = None) -> None:
+        command = [sys.executable, "-m", "labkit._child"]
+        self.events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._stderr: deque[str] = deque(maxlen=LAST_LINES)
+        self.started = time.monotonic()
+        self._process = subprocess.Popen(
+            wrap(command) if wrap else command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            # Ctrl-C and a kernel's interrupt reach every process of the group: the parent decides, not the terminal.
+            start_new_session=os.name == "posix",
+        )
+        self.pid = self._process.pid
+        self._threads = [threading.Thread(target=f, daemon=True) for f in (self._hear, self._overhear)]
+        for thread in self._threads:
+            thread.start()
+        self._send(json.dumps(job) + "\n")
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.kill()
+        self.wait()
+
+    def _send(self, text: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(text)
+            self._process.stdin.flush()  # and leave it open: its end tells the child that we are gone
+        except BrokenPipeError:
+            pass  # it died at once; its status and last words tell
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.events.put(json.loads(line))
+        self.events.put(None)
+
+    def _overhear(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._stderr.append(line.strip())
+
+    def kill(self) -> None:
+        """End it now; again, or after it ended, is harmless."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def wait(self) -> int:
+        """Its exit status once it is gone (negative: the signal that ended it); frees pipes and threads."""
+        status = self._process.wait()
+        for thread in self._threads:
+            thread.join(timeout=5)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None and not pipe.closed:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass
+        return status
+
+    def last_words(self) -> str:
+        """The last line it wrote to stderr that is not blank."""
+        return next((line for line in reversed(self._stderr) if line), "")

@@ -1,0 +1,349 @@
+"""Run a model in a child process, under a memory cap if asked, and come back with a ``Run`` whatever happens to it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from labkit import gguf, models, predict, probe
+from labkit.caps import Cap, CapStats
+from labkit.caps import available as cap_available
+from labkit.childprocess import Child
+from labkit.engine import cpu_features, version_problem
+from labkit.enginelog import Buffer
+from labkit.machine import Machine, machine
+from labkit.predict import Predicted
+from labkit.run import LayerStep, Measured, ModelInfo, Phase, Run, Sample, Timings
+from labkit.settings import Settings, SettingsError
+from labkit.units import fmt_bytes, parse_bytes
+
+SAMPLE_HZ = 50.0
+SAFE_SHARE = 0.8  # of the available memory; a run that may need more could push the machine itself
+ABORT_SHARE = 0.1  # of all memory; the child is stopped when less than this is available
+EVICTIONS = (None, "readahead", "random")
+
+Progress = Callable[[float, str], None]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a measurement; ``run`` holds what there was until then. Nothing of it is left running."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.reason)
+        self.run = run
+
+
+def measure(
+    model: str | Path,
+    *,
+    cap: int | str | None = None,
+    tokens: int = 8,
+    prompt: str | None = None,
+    prompt_tokens: int = 8,
+    layers: bool = False,
+    evict: str | None = None,
+    hold_s: float = 0.0,
+    timeout_s: float = 300.0,
+    sample_hz: float = SAMPLE_HZ,
+    progress: Progress | None = None,
+    on_text: Callable[[str], None] | None = None,
+    cancel: threading.Event | None = None,
+    **settings: Any,
+) -> Run:
+    """Load a model in a child process, decode, and report what it took beside what was predicted.
+
+    Args:
+        model: a path, ``smollm2``, or ``SHAPE:QUANT`` for a forged one (``llama-2-7b:Q4_K_M``; ``…:filled`` for one
+            with real bytes on disk).
+        cap: memory limit of the child, in bytes or as ``"600MiB"``; the file's cached pages are dropped first, since a
+            page counts for whoever reads it first.
+        tokens: how many to decode one by one.
+        prompt: text to answer, always with the likeliest token; without it, ids spread over the vocabulary are decoded.
+        prompt_tokens: length of the first batch when there is no prompt.
+        layers: note time and faults per layer.
+        evict: before each token, drop the model's pages: ``"readahead"`` leaves the kernel's reading ahead on,
+            ``"random"`` turns it off (MADV_RANDOM). Linux only.
+        hold_s: stay resident for so long after decoding.
+        timeout_s: give up after so many seconds.
+        sample_hz: how often the child is looked at.
+        progress: called with a fraction and a text.
+        on_text: called with each piece of text as it is generated.
+        cancel: when set, the child is ended and the outcome is ``interrupted``.
+        **settings: any of ``Settings``' fields, by llama.cpp's names.
+
+    Returns:
+        A Run. Being killed, refused or timed out is an outcome, not an exception.
+
+    Raises:
+        SettingsError: a setting is unknown, out of range or contradicts another.
+        GGUFError, ModelError: there is no such model, or it cannot be read.
+        Interrupted: Ctrl-C.
+    """
+    wanted = Settings.of(settings)
+    cap_bytes = None if cap is None else parse_bytes(cap)
+    _check(wanted, tokens=tokens, prompt_tokens=prompt_tokens, evict=evict, cap_bytes=cap_bytes)
+    found = models.find(model, progress=progress)
+    header = gguf.read_header(found.path)
+    here = machine()
+    predicted = predict.memory(header, wanted, cpu_features=cpu_features(), prompt_tokens=prompt_tokens)
+    blank = Run(
+        model=ModelInfo(found.name, str(found.path), header.arch, header.file_bytes, found.forged),
+        settings=wanted,
+        outcome="refused",
+        reason="",
+        predicted=predicted,
+        cap_bytes=cap_bytes,
+        machine=here.to_dict(),
+    )
+    refusal = version_problem() or _refusal(predicted, cap_bytes, here)
+    if refusal:
+        return replace(blank, reason=refusal)
+    job = {
+        "path": str(found.path),
+        "settings": wanted.to_dict(),
+        "prompt": prompt,
+        "prompt_tokens": prompt_tokens,
+        "tokens": tokens,
+        "layers": layers,
+        "evict": evict,
+        "hold_s": hold_s,
+    }
+    if cap_bytes is not None:
+        probe.evict(found.path)
+    with ExitStack() as stack:
+        limit = stack.enter_context(Cap(cap_bytes)) if cap_bytes is not None else None
+        child = stack.enter_context(Child(job, wrap=limit.command if limit else None))
+        watch = _Watch(child, limit, blank, tokens=tokens, progress=progress, on_text=on_text)
+        try:
+            watch.until_end(timeout_s=timeout_s, interval_s=1 / sample_hz, cancel=cancel)
+        except KeyboardInterrupt:
+            watch.stop("interrupted", "it was stopped from the keyboard.")
+            raise Interrupted(watch.finish()) from None
+        return watch.finish()
+
+
+def _check(wanted: Settings, *, tokens: int, prompt_tokens: int, evict: str | None, cap_bytes: int | None) -> None:
+    for name, value, least in (("tokens", tokens, 0), ("prompt_tokens", prompt_tokens, 1)):
+        if value < least:
+            raise SettingsError(f"{name} is {value}: it must be at least {least}.")
+    if evict not in EVICTIONS:
+        raise SettingsError(f"evict is {evict!r}: choose 'readahead', 'random' or None.")
+    if evict and "mmap" not in wanted.load_mode:
+        raise SettingsError(f"evict={evict!r} needs load_mode='mmap': without a mapping there are no pages to drop.")
+    if tokens + prompt_tokens > wanted.n_ctx:
+        raise SettingsError(f"{prompt_tokens} + {tokens} tokens do not fit in n_ctx={wanted.n_ctx}: raise n_ctx or decode fewer.")
+    if cap_bytes is not None and cap_bytes <= 0:
+        raise SettingsError("cap must be more than 0 bytes.")
+
+
+def _refusal(predicted: Predicted, cap_bytes: int | None, here: Machine) -> str | None:
+    """Why this run must not start, or None. A run that dies alone is fine; one that takes the machine along is not."""
+    if cap_bytes is not None:
+        method = cap_available()
+        if method.how is None:
+            return f"no memory cap is possible here: {method.reason}"
+    if here.available_bytes is None:
+        return None
+    pinned = predicted.anon_floor_bytes + predicted.locked_bytes
+    worst = pinned if cap_bytes is None else min(pinned, cap_bytes)
+    safe = int(SAFE_SHARE * here.available_bytes)
+    if worst <= safe:
+        return None
+    return (
+        f"it would need {fmt_bytes(worst)} that the kernel cannot take back and {fmt_bytes(here.available_bytes)} is "
+        f"available: set a cap below {fmt_bytes(safe)}, or a smaller n_ctx, a smaller cache type or load_mode=mmap."
+    )
+
+
+class _Watch:
+    """Looks at a child until it ends, and makes a Run of what was seen."""
+
+    def __init__(
+        self,
+        child: Child,
+        limit: Cap | None,
+        blank: Run,
+        *,
+        tokens: int,
+        progress: Progress | None,
+        on_text: Callable[[str], None] | None,
+    ) -> None:
+        self.child, self.limit, self.blank = child, limit, blank
+        self.tokens, self.progress, self.on_text = tokens, progress, on_text
+        self.phase = "start"
+        self.began: dict[str, float] = {}
+        self.phases: list[Phase] = []
+        self.buffers: list[Buffer] = []
+        self.decode_ms: list[float] = []
+        self.layers: list[LayerStep] = []
+        self.samples: list[Sample] = []
+        self.text = ""
+        self.verdict: tuple[str, str] | None = None
+        self.cap_stats: CapStats | None = None
+        self.oom_kills_before = _system_oom_kills()
+
+    def until_end(self, *, timeout_s: float, interval_s: float, cancel: threading.Event | None) -> None:
+        """Read events and take samples until the child closes its end."""
+        next_sample = 0.0
+        looks = 0
+        while True:
+            now = time.monotonic()
+            if now >= next_sample:
+                next_sample = now + interval_s
+                self._sample(now)
+                looks += 1
+                if looks % 10 == 0:
+                    self._mind_the_machine(now, timeout_s, cancel)
+            try:
+                event = self.child.events.get(timeout=max(0.001, next_sample - time.monotonic()))
+            except queue.Empty:
+                continue
+            if event is None:
+                return
+            self._take(event)
+
+    def stop(self, outcome: str, reason: str) -> None:
+        """End the child now and remember why."""
+        if self.verdict is None:
+            self.verdict = (outcome, reason)
+        self.child.kill()
+
+    def _mind_the_machine(self, now: float, timeout_s: float, cancel: threading.Event | None) -> None:
+        if self.limit is not None:
+            self.cap_stats = self.limit.stats()
+        if cancel is not None and cancel.is_set():
+            self.stop("interrupted", "it was cancelled.")
+        elif now - self.child.started > timeout_s:
+            self.stop("timed-out", f"it was still in {self.phase} after {timeout_s:.0f} s; give it longer with timeout_s.")
+        else:
+            left, total = machine().available_bytes, self.blank.machine.get("ram_bytes")
+            if left is not None and total and left < ABORT_SHARE * total:
+                self.stop("interrupted", f"only {fmt_bytes(left)} of memory was left on this machine, so it was stopped.")
+
+    def _sample(self, now: float) -> None:
+        try:
+            use = probe.process(self.child.pid)
+        except ProcessLookupError:
+            return
+        values = {name: getattr(use, name) for name in _SHARED}
+        self.samples.append(Sample(t_s=now - self.child.started, phase=self.phase, **values))
+
+    def _take(self, event: dict[str, Any]) -> None:
+        at = event["t"] - self.child.started
+        match event["event"]:
+            case "begin":
+                self.phase = event["phase"]
+                self.began[self.phase] = at
+                self._report(0.0)
+            case "end":
+                use = event["use"]
+                values = {name: use[name] for name in (*_SHARED, "pss_bytes")}
+                self.phases.append(Phase(name=event["phase"], start_s=self.began[event["phase"]], end_s=at, **values))
+            case "buffers":
+                self.buffers += [Buffer(**values) for values in event["buffers"]]
+            case "token":
+                self.decode_ms.append(event["ms"])
+                self.layers += [LayerStep(**row) for row in event["layers"]]
+                self.text += event["text"]
+                if self.on_text and event["text"]:
+                    self.on_text(event["text"])
+                self._report(len(self.decode_ms) / max(1, self.tokens))
+            case "error":
+                self.verdict = ("load-failed", event["reason"])
+            case "done":
+                self.verdict = ("ok", "")
+
+    def _report(self, share: float) -> None:
+        if self.progress is None:
+            return
+        start = {"start": 0.0, "load": 0.05, "context": 0.3, "prefill": 0.35, "decode": 0.4, "hold": 0.99}[self.phase]
+        done = start + (0.6 * share if self.phase == "decode" else 0.0)
+        text = f"{self.phase}, token {len(self.decode_ms)} of {self.tokens}" if self.phase == "decode" else self.phase
+        self.progress(min(done, 1.0), text)
+
+    def finish(self) -> Run:
+        """Wait for the child to be gone and put everything together."""
+        status = self.child.wait()
+        if self.limit is not None:
+            self.cap_stats = self.limit.stats()
+        outcome, reason = self._verdict(status)
+        if self.progress is not None:
+            self.progress(1.0, outcome)
+        ended = {phase.name: phase for phase in self.phases}
+        return replace(
+            self.blank,
+            outcome=outcome,
+            reason=reason,
+            cap_how=self.limit.how if self.limit else None,
+            measured=self._measured(),
+            buffers=tuple(self.buffers),
+            timings=Timings(
+                **{f"{name}_s": p.end_s - p.start_s for name in ("load", "context", "prefill") if (p := ended.get(name))},
+                decode_ms=tuple(self.decode_ms),
+            ),
+            samples=tuple(self.samples),
+            phases=tuple(self.phases),
+            layers=tuple(self.layers),
+            text=self.text,
+        )
+
+    def _verdict(self, status: int) -> tuple[str, str]:
+        if self.verdict and self.verdict[0] != "ok" and status != -9:
+            return self.verdict
+        if status == 0 and self.verdict:
+            return self.verdict
+        if self.verdict and self.verdict[0] in ("interrupted", "timed-out"):
+            return self.verdict
+        killed = status in (-9, 137)
+        if killed and self.limit is not None:
+            return "oom-killed", (
+                f"the kernel killed it in {self.phase}: it needed more than its cap of {fmt_bytes(self.limit.limit_bytes)}."
+            )
+        if killed and (_system_oom_kills() or 0) > (self.oom_kills_before or 0):
+            return "oom-killed", f"the kernel killed it in {self.phase}: the machine had no memory left."
+        if killed:
+            return "interrupted", f"something outside killed it in {self.phase} (signal 9)."
+        said = self.child.last_words()
+        return "load-failed", f"the engine ended in {self.phase} with status {status}: {said or 'it said nothing'}"
+
+    def _measured(self) -> Measured | None:
+        last = next((p for p in reversed(self.phases) if p.name in ("decode", "hold")), None)
+        seen: Sequence[Phase | Sample] = [last] if last else self.samples[-1:] or self.phases[-1:]
+        if not seen:
+            return None
+        end = self.phases[-1] if last else seen[0]
+        stats = self.cap_stats
+        totals = [s.rss_anon_bytes + s.rss_file_bytes for s in (*self.samples, *self.phases) if s.rss_anon_bytes is not None and s.rss_file_bytes is not None]
+        return Measured(
+            rss_anon_bytes=seen[0].rss_anon_bytes,
+            rss_file_bytes=seen[0].rss_file_bytes,
+            peak_rss_bytes=max(totals, default=None),
+            locked_bytes=seen[0].locked_bytes,
+            minor_faults=end.minor_faults,
+            major_faults=end.major_faults,
+            read_bytes=end.read_bytes,
+            decode_ms=median(self.decode_ms) if self.decode_ms else None,
+            cap_peak_bytes=stats.peak_bytes if stats else None,
+            cap_oom_kills=stats.oom_kills if stats else None,
+        )
+
+
+_SHARED = tuple(f.name for f in fields(Sample) if f.name not in ("t_s", "phase"))
+
+
+def _system_oom_kills() -> int | None:
+    """How often the kernel has killed for memory since boot, anywhere on the machine; None off Linux."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return None

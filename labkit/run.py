@@ -1,0 +1,213 @@
+"""What a measurement returns: a record of settings, prediction, figures and outcome that round-trips through JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from labkit.enginelog import Buffer
+from labkit.predict import Predicted
+from labkit.settings import Settings
+from labkit.units import fmt_bytes, fmt_ms
+
+SCHEMA = 1
+OUTCOMES = ("ok", "oom-killed", "load-failed", "refused", "timed-out", "interrupted")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Which model ran. A forged one has the shape and types of the named model and no knowledge."""
+
+    name: str
+    path: str
+    arch: str
+    file_bytes: int
+    forged: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of the child process, from the kernel.
+
+    Resident sizes are those at the end of decode (of the last phase reached, if it did not get there); faults and read
+    bytes are totals of its life; ``decode_ms`` is the median over the decoded tokens. None: this system cannot tell, or
+    nothing was decoded.
+    """
+
+    rss_anon_bytes: int | None
+    rss_file_bytes: int | None
+    peak_rss_bytes: int | None
+    locked_bytes: int | None
+    minor_faults: int | None
+    major_faults: int | None
+    read_bytes: int | None
+    decode_ms: float | None
+    cap_peak_bytes: int | None = None
+    cap_oom_kills: int | None = None
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Wall-clock seconds of each phase; None for a phase that did not end. ``decode_ms`` has one entry per token."""
+
+    load_s: float | None = None
+    context_s: float | None = None
+    prefill_s: float | None = None
+    decode_ms: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The child at one moment, seen from outside; ``t_s`` counts from its start."""
+
+    t_s: float
+    phase: str
+    rss_anon_bytes: int | None
+    rss_file_bytes: int | None
+    locked_bytes: int | None
+    minor_faults: int | None
+    major_faults: int | None
+    read_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase and the child's figures at its end (counters run from the child's start)."""
+
+    name: str
+    start_s: float
+    end_s: float
+    rss_anon_bytes: int | None
+    rss_file_bytes: int | None
+    pss_bytes: int | None
+    locked_bytes: int | None
+    minor_faults: int | None
+    major_faults: int | None
+    read_bytes: int | None
+
+
+@dataclass(frozen=True)
+class LayerStep:
+    """What one layer of one token cost."""
+
+    token: int
+    layer: int
+    ms: float
+    minor_faults: int
+    major_faults: int
+    read_bytes: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement, whatever became of it. ``recorded`` is None for a run made here and now."""
+
+    model: ModelInfo
+    settings: Settings
+    outcome: str
+    reason: str
+    predicted: Predicted
+    measured: Measured | None = None
+    cap_bytes: int | None = None
+    cap_how: str | None = None
+    buffers: tuple[Buffer, ...] = ()
+    timings: Timings = field(default_factory=Timings)
+    samples: tuple[Sample, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    layers: tuple[LayerStep, ...] = ()
+    text: str = ""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    recorded: Mapping[str, Any] | None = None
+    schema: int = SCHEMA
+
+    @property
+    def ok(self) -> bool:
+        """Whether every phase ended."""
+        return self.outcome == "ok"
+
+    def phase(self, name: str) -> Phase | None:
+        """The named phase, or None if it did not end."""
+        return next((phase for phase in self.phases if phase.name == name), None)
+
+    def buffer_bytes(self, *, kind: str, device: str | None = None) -> int:
+        """Bytes the engine reported for one kind of buffer (``model``, ``kv``, ``compute``, ``output``)."""
+        return sum(b.bytes for b in self.buffers if b.kind == kind and device in (None, b.device))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract of ``labkit measure --json``: the cap stands among the settings."""
+        values = asdict(self)
+        values["settings"] = {**self.settings.to_dict(), "cap_bytes": values.pop("cap_bytes"), "cap_how": values.pop("cap_how")}
+        return {"schema": values.pop("schema"), **values}
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """As text; ``Run.from_json`` gives an equal Run back."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Run:
+        """A Run from its JSON form.
+
+        Raises:
+            ValueError: another schema, or not a run.
+        """
+        if values.get("schema") != SCHEMA:
+            raise ValueError(f"this run has schema {values.get('schema')!r} and labkit reads {SCHEMA}: record it again.")
+        settings = dict(values["settings"])
+        cap_bytes, cap_how = settings.pop("cap_bytes"), settings.pop("cap_how")
+        measured, timings = values["measured"], values["timings"]
+        return cls(
+            model=ModelInfo(**values["model"]),
+            settings=Settings.of({**settings, "devices": tuple(settings["devices"])}),
+            outcome=values["outcome"],
+            reason=values["reason"],
+            predicted=Predicted(**values["predicted"]),
+            measured=None if measured is None else Measured(**measured),
+            cap_bytes=cap_bytes,
+            cap_how=cap_how,
+            buffers=tuple(Buffer(**b) for b in values["buffers"]),
+            timings=Timings(**{**timings, "decode_ms": tuple(timings["decode_ms"])}),
+            samples=tuple(Sample(**s) for s in values["samples"]),
+            phases=tuple(Phase(**p) for p in values["phases"]),
+            layers=tuple(LayerStep(**step) for step in values["layers"]),
+            text=values["text"],
+            machine=values["machine"],
+            recorded=values["recorded"],
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Run:
+        """A Run from ``to_json``'s text."""
+        return cls.from_dict(json.loads(text))
+
+    def save(self, path: str | Path, *, date: str, command: str) -> Path:
+        """Write the run for use elsewhere, labelled with machine, date and command; samples are thinned to 200."""
+        step = max(1, len(self.samples) // 200)
+        label = {"machine": self.machine, "date": date, "command": command}
+        run = replace(self, samples=self.samples[::step], recorded=label, model=replace(self.model, path=""))
+        target = Path(path)
+        target.write_text(run.to_json(indent=None) + "\n", encoding="utf-8")
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Run:
+        """Read a saved run."""
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+    def __repr__(self) -> str:
+        m = self.measured
+        name = f"{self.model.name}, {self.settings.load_mode}{'' if self.settings.repack else ', repack off'}"
+        if self.cap_bytes:
+            name += f", cap {fmt_bytes(self.cap_bytes)}"
+        if m is None or m.rss_anon_bytes is None or m.rss_file_bytes is None:
+            return f"Run({name}: {self.outcome}, {self.reason})"
+        speed = "" if m.decode_ms is None else f", {fmt_ms(m.decode_ms)}/token"
+        why = "" if self.ok else f", {self.reason}"
+        return f"Run({name}: {self.outcome}, {fmt_bytes(m.rss_anon_bytes)} anonymous + {fmt_bytes(m.rss_file_bytes)} file{speed}{why})"
+
+
+def use_fields() -> tuple[str, ...]:
+    """Names that a sample and a phase share with ``probe.ProcessUse``."""
+    return tuple(f.name for f in fields(Sample) if f.name not in ("t_s", "phase"))
