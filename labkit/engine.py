@@ -114,7 +114,7 @@ def cpu_features() -> frozenset[str] | None:
 
 
 class _Log:
-    """Collects llama.cpp's log; the callback must outlive every call, so there is one for the process."""
+    """Collects llama.cpp's log, which arrives in fragments: a line ends at a newline."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -130,6 +130,7 @@ class _Log:
 
 
 _log = _Log()
+_callbacks: list[Any] = []
 
 
 @cache
@@ -145,7 +146,7 @@ def _ll() -> Any:
         if level != 1:  # 1 is debug: thousands of lines about graph inputs
             _log.add(text.decode("utf-8", "replace"))
 
-    ll.labkit_on_log = on_log
+    _callbacks.append(on_log)  # llama.cpp calls it for as long as the process lives
     ll.llama_log_set(on_log, ctypes.c_void_p(0))
     ll.llama_backend_init()
     return ll
@@ -335,7 +336,9 @@ class Context:
                     f"the KV cache is full: {self.n_past} of {self.n_ctx} cells hold tokens and {len(part)} more do not fit."
                 )
             if status:
-                raise EngineError(f"llama_decode failed with status {status}: {last_error(_log.take()) or 'no reason given'}.")
+                raise EngineError(
+                    f"llama_decode failed with status {status}: {last_error(_log.take()) or 'no reason given'}."
+                )
             self.n_past += len(part)
 
     def logits(self) -> NDArray[np.float32]:

@@ -20,6 +20,7 @@ from labkit.engine import cpu_features, version_problem
 from labkit.enginelog import Buffer
 from labkit.machine import Machine, machine
 from labkit.predict import Predicted
+from labkit.progress import Progress, bar
 from labkit.run import LayerStep, Measured, ModelInfo, Phase, Run, Sample, Timings
 from labkit.settings import Settings, SettingsError
 from labkit.units import fmt_bytes, parse_bytes
@@ -28,8 +29,6 @@ SAMPLE_HZ = 50.0
 SAFE_SHARE = 0.8  # of the available memory; a run that may need more could push the machine itself
 ABORT_SHARE = 0.1  # of all memory; the child is stopped when less than this is available
 EVICTIONS = (None, "readahead", "random")
-
-Progress = Callable[[float, str], None]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -73,7 +72,7 @@ def measure(
         hold_s: stay resident for so long after decoding.
         timeout_s: give up after so many seconds.
         sample_hz: how often the child is looked at.
-        progress: called with a fraction and a text.
+        progress: called with a fraction and a text; by default a bar appears in a notebook or terminal.
         on_text: called with each piece of text as it is generated.
         cancel: when set, the child is ended and the outcome is ``interrupted``.
         **settings: any of ``Settings``' fields, by llama.cpp's names.
@@ -89,38 +88,42 @@ def measure(
     wanted = Settings.of(settings)
     cap_bytes = None if cap is None else parse_bytes(cap)
     _check(wanted, tokens=tokens, prompt_tokens=prompt_tokens, evict=evict, cap_bytes=cap_bytes)
-    found = models.find(model, progress=progress)
-    header = gguf.read_header(found.path)
-    here = machine()
-    predicted = predict.memory(header, wanted, cpu_features=cpu_features(), prompt_tokens=prompt_tokens)
-    blank = Run(
-        model=ModelInfo(found.name, str(found.path), header.arch, header.file_bytes, found.forged),
-        settings=wanted,
-        outcome="refused",
-        reason="",
-        predicted=predicted,
-        cap_bytes=cap_bytes,
-        machine=here.to_dict(),
-    )
-    refusal = version_problem() or _refusal(predicted, cap_bytes, here)
-    if refusal:
-        return replace(blank, reason=refusal)
-    job = {
-        "path": str(found.path),
-        "settings": wanted.to_dict(),
-        "prompt": prompt,
-        "prompt_tokens": prompt_tokens,
-        "tokens": tokens,
-        "layers": layers,
-        "evict": evict,
-        "hold_s": hold_s,
-    }
-    if cap_bytes is not None:
-        probe.evict(found.path)
     with ExitStack() as stack:
-        limit = stack.enter_context(Cap(cap_bytes)) if cap_bytes is not None else None
+        report = progress or stack.enter_context(bar(f"measuring {Path(model).name}"))
+        found = models.find(model, progress=report)
+        header = gguf.read_header(found.path)
+        here = machine()
+        predicted = predict.memory(
+            header, wanted, cpu_features=cpu_features(), prompt_tokens=prompt_tokens, cap_bytes=cap_bytes
+        )
+        blank = Run(
+            model=ModelInfo(found.name, str(found.path), header.arch, header.file_bytes, found.forged),
+            settings=wanted,
+            outcome="refused",
+            reason="",
+            predicted=predicted,
+            cap_bytes=cap_bytes,
+            machine=here.to_dict(),
+        )
+        refusal = version_problem() or _refusal(predicted, cap_bytes, here)
+        if refusal:
+            return replace(blank, reason=refusal)
+        job = {
+            "path": str(found.path),
+            "settings": wanted.to_dict(),
+            "prompt": prompt,
+            "prompt_tokens": prompt_tokens,
+            "tokens": tokens,
+            "layers": layers,
+            "evict": evict,
+            "hold_s": hold_s,
+        }
+        limit = None
+        if cap_bytes is not None:
+            probe.evict(found.path)
+            limit = stack.enter_context(Cap(cap_bytes))
         child = stack.enter_context(Child(job, wrap=limit.command if limit else None))
-        watch = _Watch(child, limit, blank, tokens=tokens, progress=progress, on_text=on_text)
+        watch = _Watch(child, limit, blank, tokens=tokens, progress=report, on_text=on_text)
         try:
             watch.until_end(timeout_s=timeout_s, interval_s=1 / sample_hz, cancel=cancel)
         except KeyboardInterrupt:
@@ -138,7 +141,9 @@ def _check(wanted: Settings, *, tokens: int, prompt_tokens: int, evict: str | No
     if evict and "mmap" not in wanted.load_mode:
         raise SettingsError(f"evict={evict!r} needs load_mode='mmap': without a mapping there are no pages to drop.")
     if tokens + prompt_tokens > wanted.n_ctx:
-        raise SettingsError(f"{prompt_tokens} + {tokens} tokens do not fit in n_ctx={wanted.n_ctx}: raise n_ctx or decode fewer.")
+        raise SettingsError(
+            f"{prompt_tokens} + {tokens} tokens do not fit in n_ctx={wanted.n_ctx}: raise n_ctx or decode fewer."
+        )
     if cap_bytes is not None and cap_bytes <= 0:
         raise SettingsError("cap must be more than 0 bytes.")
 
@@ -172,7 +177,7 @@ class _Watch:
         blank: Run,
         *,
         tokens: int,
-        progress: Progress | None,
+        progress: Progress,
         on_text: Callable[[str], None] | None,
     ) -> None:
         self.child, self.limit, self.blank = child, limit, blank
@@ -221,11 +226,15 @@ class _Watch:
         if cancel is not None and cancel.is_set():
             self.stop("interrupted", "it was cancelled.")
         elif now - self.child.started > timeout_s:
-            self.stop("timed-out", f"it was still in {self.phase} after {timeout_s:.0f} s; give it longer with timeout_s.")
+            self.stop(
+                "timed-out", f"it was still in {self.phase} after {timeout_s:.0f} s; give it longer with timeout_s."
+            )
         else:
             left, total = machine().available_bytes, self.blank.machine.get("ram_bytes")
             if left is not None and total and left < ABORT_SHARE * total:
-                self.stop("interrupted", f"only {fmt_bytes(left)} of memory was left on this machine, so it was stopped.")
+                self.stop(
+                    "interrupted", f"only {fmt_bytes(left)} of memory was left on this machine, so it was stopped."
+                )
 
     def _sample(self, now: float) -> None:
         try:
@@ -261,8 +270,6 @@ class _Watch:
                 self.verdict = ("ok", "")
 
     def _report(self, share: float) -> None:
-        if self.progress is None:
-            return
         start = {"start": 0.0, "load": 0.05, "context": 0.3, "prefill": 0.35, "decode": 0.4, "hold": 0.99}[self.phase]
         done = start + (0.6 * share if self.phase == "decode" else 0.0)
         text = f"{self.phase}, token {len(self.decode_ms)} of {self.tokens}" if self.phase == "decode" else self.phase
@@ -274,8 +281,7 @@ class _Watch:
         if self.limit is not None:
             self.cap_stats = self.limit.stats()
         outcome, reason = self._verdict(status)
-        if self.progress is not None:
-            self.progress(1.0, outcome)
+        self.progress(1.0, outcome)
         ended = {phase.name: phase for phase in self.phases}
         return replace(
             self.blank,
@@ -285,7 +291,11 @@ class _Watch:
             measured=self._measured(),
             buffers=tuple(self.buffers),
             timings=Timings(
-                **{f"{name}_s": p.end_s - p.start_s for name in ("load", "context", "prefill") if (p := ended.get(name))},
+                **{
+                    f"{name}_s": p.end_s - p.start_s
+                    for name in ("load", "context", "prefill")
+                    if (p := ended.get(name))
+                },
                 decode_ms=tuple(self.decode_ms),
             ),
             samples=tuple(self.samples),
@@ -315,12 +325,18 @@ class _Watch:
 
     def _measured(self) -> Measured | None:
         last = next((p for p in reversed(self.phases) if p.name in ("decode", "hold")), None)
-        seen: Sequence[Phase | Sample] = [last] if last else self.samples[-1:] or self.phases[-1:]
+        alive = [sample for sample in self.samples if sample.rss_anon_bytes is not None]  # a dying one has no figures
+        seen: Sequence[Phase | Sample] = [last] if last else alive[-1:] or self.samples[-1:]
         if not seen:
             return None
         end = self.phases[-1] if last else seen[0]
         stats = self.cap_stats
-        totals = [s.rss_anon_bytes + s.rss_file_bytes for s in (*self.samples, *self.phases) if s.rss_anon_bytes is not None and s.rss_file_bytes is not None]
+        looks: list[Phase | Sample] = [*self.samples, *self.phases]
+        totals = [
+            look.rss_anon_bytes + look.rss_file_bytes
+            for look in looks
+            if look.rss_anon_bytes is not None and look.rss_file_bytes is not None
+        ]
         return Measured(
             rss_anon_bytes=seen[0].rss_anon_bytes,
             rss_file_bytes=seen[0].rss_file_bytes,

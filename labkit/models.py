@@ -42,7 +42,9 @@ def find(model: str | Path, *, progress: Callable[[float, str], None] | None = N
         return Found(path.name, path, _is_forged(path))
     if ":" in text:
         return _forged(text, progress)
-    raise ModelError(f"there is no model {text!r}: give a path to a .gguf file, {BUNDLED}, or SHAPE:QUANT as in llama-2-7b:Q4_K_M.")
+    raise ModelError(
+        f"there is no model {text!r}: give a path to a .gguf file, {BUNDLED}, or SHAPE:QUANT as in llama-2-7b:Q4_K_M."
+    )
 
 
 def bundled() -> Path:
@@ -59,14 +61,15 @@ def bundled() -> Path:
 
 
 def _forged(text: str, progress: Callable[[float, str], None] | None) -> Found:
-    from labkit import forge, shapes
+    from labkit.forge import forge
+    from labkit.shapes import ShapeError
 
     shape, quant, *rest = text.split(":")
     if rest not in ([], ["filled"]):
         raise ModelError(f"{text!r} is not a model: write SHAPE:QUANT or SHAPE:QUANT:filled.")
     try:
-        made = forge.forge(shape, quant, fill=bool(rest), progress=progress)
-    except shapes.ShapeError as error:
+        made = forge(shape, quant, fill=bool(rest), progress=progress)
+    except ShapeError as error:
         raise ModelError(str(error)) from None
     return Found(text, made.path, True)
 

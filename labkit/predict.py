@@ -50,6 +50,7 @@ def memory(
     *,
     cpu_features: Iterable[str] | None,
     prompt_tokens: int = 8,
+    cap_bytes: int | None = None,
     page_bytes: int = 4096,
 ) -> Predicted:
     """Memory of a process that runs this model on the CPU.
@@ -59,6 +60,8 @@ def memory(
         settings: how it is run.
         cpu_features: what this build of ggml uses (``engine.cpu_features()``); None counts as none, so no repacking.
         prompt_tokens: largest batch that will be decoded, which decides how much of the compute buffer is touched.
+        cap_bytes: a memory cap, which leaves less room for pages of the file; library pages are charged to whoever read
+            them first and do not count.
         page_bytes: the system's page size.
 
     Returns:
@@ -66,7 +69,9 @@ def memory(
         stays mapped (mmap modes). ``heap``: tensors read into anonymous memory (the other modes). ``locked``: what mlock
         would pin.
     """
-    copied = frozenset(t.name for t in repacked(header, cpu_features=cpu_features or ())) if settings.repack else frozenset()
+    copied = (
+        frozenset(t.name for t in repacked(header, cpu_features=cpu_features or ())) if settings.repack else frozenset()
+    )
     repack = sum(t.nbytes for t in header.tensors if t.name in copied)
     in_place = [t for t in header.tensors if t.name not in copied]
     is_mapped = settings.load_mode in ("auto", "mmap", "mmap+mlock")
@@ -78,6 +83,8 @@ def memory(
     tokens = header.metadata.get("tokenizer.ggml.tokens", ())
     python = PYTHON_ANON_BYTES + VOCABULARY_BYTES_PER_TOKEN * len(tokens)
     anon = heap + repack + kv + output + python
+    rss_anon = anon + min(compute, _feed_forward_bytes(header, settings, prompt_tokens))
+    resident = mapped if cap_bytes is None else max(0, min(mapped, cap_bytes - rss_anon))
     return Predicted(
         weights_bytes=header.tensor_bytes,
         mapped_bytes=mapped,
@@ -89,8 +96,8 @@ def memory(
         output_bytes=output,
         python_bytes=python,
         anon_floor_bytes=anon + compute,
-        rss_anon_bytes=anon + min(compute, _touched_compute(header, settings, prompt_tokens)),
-        rss_file_bytes=mapped + PYTHON_FILE_BYTES,
+        rss_anon_bytes=rss_anon,
+        rss_file_bytes=resident + PYTHON_FILE_BYTES,
         locked_bytes={"mmap+mlock": mapped, "mlock": heap}.get(settings.load_mode, 0),
     )
 
@@ -124,30 +131,37 @@ def kv_bytes(header: Header, settings: Settings) -> int:
 def compute_bytes(header: Header, settings: Settings) -> tuple[int, bool]:
     """Bytes of the compute buffer on the CPU, and whether the formula is exact here.
 
-    The largest of the logits and, without flash attention, of the attention scores:
-    max(4·ub·(outputs·n_vocab/ub + 2·n_embd), 4·ub·(n_ctx·(n_head + 1) + 5·n_embd + k + v)), ub the physical batch. Found
-    by comparing with llama.cpp's dry run; equal to it for the Llama architecture with flash attention on and the default
-    number of outputs. Elsewhere it is an estimate.
+    The widest moment of one batch of ub tokens, in f32: the logits, the feed-forward, or without flash attention the
+    attention scores. With flash attention
+
+        4 · max(outputs · n_vocab + 2 · ub · n_embd,  ub · (3 · n_ff + 4 · n_embd + n_ctx / 2 + 6))
+
+    where n_ctx / 2 is the f16 attention mask and 6 the batch's ids, positions and cache indices. Found by comparing with
+    llama.cpp's dry run; equal to it for llama, qwen2 and qwen3 with flash attention on. Elsewhere it is an estimate.
     """
     ub = min(settings.n_ubatch, settings.n_batch, settings.n_ctx)
     outputs = min(ub, settings.n_outputs_max or ub)
     n_embd = int(header.key("embedding_length", 0))
     logits = 4 * (outputs * n_vocab(header) + 2 * ub * n_embd)
     if settings.flash_attn != "off":
-        exact = header.arch == "llama" and settings.n_outputs_max is None and settings.n_seq_max == 1
-        return max(logits, _touched_compute(header, settings, ub)), exact
-    streams, cells = _streams_and_cells(settings)
+        exact = header.arch in ("llama", "qwen2", "qwen3") and settings.n_seq_max == 1
+        return max(logits, _feed_forward_bytes(header, settings, ub)), exact
+    _, cells = _streams_and_cells(settings)
     k, v = _kv_widths(header, 0)
-    scores = 4 * ub * (cells * (int(_per_layer(header, "attention.head_count", 0)) + 1) + 5 * n_embd + k + v)
-    return max(logits, scores), False
+    scores = 4 * ub * (cells * (_per_layer(header, "attention.head_count", 0) + 1) + 5 * n_embd + k + v + 6)
+    return max(
+        logits, scores, _feed_forward_bytes(header, settings, ub) + 4 * ub * (cells // 2 + k + v - n_embd)
+    ), False
 
 
-def _touched_compute(header: Header, settings: Settings, batch: int) -> int:
-    """Roughly what a batch with one output row touches of the compute buffer: its widest moment, the feed-forward."""
+def _feed_forward_bytes(header: Header, settings: Settings, batch: int) -> int:
+    """What a batch touches of the compute buffer with one output row: gate, up and their product are its widest."""
     ub = min(batch, settings.n_ubatch)
     n_embd = int(header.key("embedding_length", 0))
-    n_ff = max(int(_per_layer(header, "feed_forward_length", 0)), int(header.key("expert_feed_forward_length", 0)))
-    return 4 * (ub * (2 * n_ff + 4 * n_embd) + n_vocab(header)) + 2 * ub * _padded(settings.n_ctx)
+    n_ff = _per_layer(header, "feed_forward_length", 0)
+    if used := int(header.key("expert_used_count", 0)):
+        n_ff = used * int(header.key("expert_feed_forward_length", n_ff))
+    return 4 * ub * (3 * n_ff + 4 * n_embd + 6) + 2 * ub * _streams_and_cells(settings)[1]
 
 
 def repacked(header: Header, *, cpu_features: Iterable[str]) -> tuple[Tensor, ...]:
@@ -158,7 +172,9 @@ def repacked(header: Header, *, cpu_features: Iterable[str]) -> tuple[Tensor, ..
     ggml/src/ggml-cpu/repack.cpp.
     """
     cpu = frozenset(cpu_features)
-    return tuple(t for t in header.tensors if _is_matmul(t) and (rows := _repack_rows(t.type, cpu)) and t.dims[1] % rows == 0)
+    return tuple(
+        t for t in header.tensors if _is_matmul(t) and (rows := _repack_rows(t.type, cpu)) and t.dims[1] % rows == 0
+    )
 
 
 def _is_matmul(tensor: Tensor) -> bool:
@@ -206,9 +222,7 @@ def decode_ms(bytes_read: int, *, bandwidth_bytes_per_s: float, overhead_ms: flo
     return bytes_read / bandwidth_bytes_per_s * 1000 + overhead_ms
 
 
-def paging_ms(
-    bytes_read: int, *, warm_ms: float, needed_bytes: int, cap_bytes: int, disk_bytes_per_s: float
-) -> float:
+def paging_ms(bytes_read: int, *, warm_ms: float, needed_bytes: int, cap_bytes: int, disk_bytes_per_s: float) -> float:
     """Time per token under a memory cap, for weights that are read in the same order every token.
 
     While everything fits, nothing is read from disk. Once the cap is smaller than what is needed, least-recently-used
@@ -239,7 +253,9 @@ def _kv_widths(header: Header, layer: int) -> tuple[int, int]:
     heads = _per_layer(header, "attention.head_count", layer)
     kv_heads = _per_layer(header, "attention.head_count_kv", layer) or heads
     head = int(header.key("embedding_length", 0)) // max(1, heads)
-    return int(header.key("attention.key_length", head)) * kv_heads, int(header.key("attention.value_length", head)) * kv_heads
+    return int(header.key("attention.key_length", head)) * kv_heads, int(
+        header.key("attention.value_length", head)
+    ) * kv_heads
 
 
 def _window(header: Header) -> int:

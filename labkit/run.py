@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,8 @@ class Run:
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of ``labkit measure --json``: the cap stands among the settings."""
         values = asdict(self)
-        values["settings"] = {**self.settings.to_dict(), "cap_bytes": values.pop("cap_bytes"), "cap_how": values.pop("cap_how")}
+        cap = {name: values.pop(name) for name in ("cap_bytes", "cap_how")}
+        values["settings"] = {**self.settings.to_dict(), **cap}
         return {"schema": values.pop("schema"), **values}
 
     def to_json(self, *, indent: int | None = 2) -> str:
@@ -154,7 +155,9 @@ class Run:
             ValueError: another schema, or not a run.
         """
         if values.get("schema") != SCHEMA:
-            raise ValueError(f"this run has schema {values.get('schema')!r} and labkit reads {SCHEMA}: record it again.")
+            raise ValueError(
+                f"this run has schema {values.get('schema')!r} and labkit reads {SCHEMA}: record it again."
+            )
         settings = dict(values["settings"])
         cap_bytes, cap_how = settings.pop("cap_bytes"), settings.pop("cap_how")
         measured, timings = values["measured"], values["timings"]
@@ -205,9 +208,5 @@ class Run:
             return f"Run({name}: {self.outcome}, {self.reason})"
         speed = "" if m.decode_ms is None else f", {fmt_ms(m.decode_ms)}/token"
         why = "" if self.ok else f", {self.reason}"
-        return f"Run({name}: {self.outcome}, {fmt_bytes(m.rss_anon_bytes)} anonymous + {fmt_bytes(m.rss_file_bytes)} file{speed}{why})"
-
-
-def use_fields() -> tuple[str, ...]:
-    """Names that a sample and a phase share with ``probe.ProcessUse``."""
-    return tuple(f.name for f in fields(Sample) if f.name not in ("t_s", "phase"))
+        memory = f"{fmt_bytes(m.rss_anon_bytes)} anonymous + {fmt_bytes(m.rss_file_bytes)} file"
+        return f"Run({name}: {self.outcome}, {memory}{speed}{why})"

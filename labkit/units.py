@@ -36,7 +36,9 @@ def parse_bytes(text: str | int) -> int:
     match = _SIZE.fullmatch(text)
     unit = match.group(2).upper() if match else ""
     if unit in ("KB", "MB", "GB"):
-        raise ValueError(f"{text!r} is ambiguous: write {unit[0]}iB (1024-based), as in {text.upper()[:-2].strip()}{unit[0]}iB.")
+        raise ValueError(
+            f"{text!r} is ambiguous: write {unit[0]}iB (1024-based), as in {text.strip()[:-2].strip()}{unit[0]}iB."
+        )
     if not match or unit not in _UNITS:
         raise ValueError(f"{text!r} is not a size: write a number and a unit, as in 600MiB or 1.5GiB.")
     return int(float(match.group(1)) * _UNITS[unit])

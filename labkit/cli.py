@@ -1,0 +1,285 @@
+"""``labkit``: the measuring and the arithmetic, without the notebooks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+
+from labkit.units import fmt_bytes, fmt_ms
+
+OK, NO, WRONG = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 0 for done, 1 when the answer is no, 2 for wrong usage or unreadable input."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        status: int = args.run(args)
+        return status
+    except KeyboardInterrupt:
+        print("labkit: stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return OK  # the reader has seen enough
+    except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
+        if args.debug:
+            raise
+        print(f"labkit: {error}", file=sys.stderr)
+        return WRONG
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    data = argparse.ArgumentParser(add_help=False)
+    data.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser = argparse.ArgumentParser(
+        prog="labkit",
+        description="Predict, then measure on this machine, how llama.cpp runs a model.",
+        epilog="MODEL is a .gguf file, smollm2 (bundled), or SHAPE:QUANT for a forged one, as in llama-2-7b:Q4_K_M.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, run: Any, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, parents=[common, *parents])
+        command.set_defaults(run=run)
+        return command
+
+    add("doctor", _doctor, "Say what works on this computer and what to do about the rest.", data)
+
+    start = add("start", _start, "Open JupyterLab on a lab.")
+    start.add_argument("lab", nargs="?", default="00", help="which lab, as in 01 (default 00)")
+    start.add_argument("--no-browser", action="store_true", help="print the address instead of opening it")
+    start.add_argument("--port", type=int, help="port on 127.0.0.1 (default: the first free one from 8888)")
+
+    run = add("run", _run, "Execute labs on this machine without a browser, a progress line each.", data)
+    run.add_argument("labs", nargs="*", metavar="LAB", help="which labs, as in 00 01 (default: all)")
+    run.add_argument("--save", action="store_true", help="write the outputs back into the notebooks")
+
+    inspect = add("inspect", _inspect, "Read a model's header: shape, tensor types, sizes.", data)
+    inspect.add_argument("model", metavar="MODEL")
+    inspect.add_argument(
+        "--ctx", type=int, metavar="N", help="also predict the KV cache and compute buffer for N tokens"
+    )
+    _cache_type(inspect)
+
+    forge = add("forge", _forge, "Write a model of a published shape without its weights.", data)
+    forge.add_argument("shape", metavar="SHAPE", nargs="?", help="as in llama-2-7b; none lists them")
+    forge.add_argument("quant", metavar="QUANT", nargs="?", help="as in Q4_K_M")
+    forge.add_argument("--fill", action="store_true", help="write real bytes instead of a hole, for cold reads")
+    forge.add_argument("--out", metavar="FILE", help="where to (default: labkit's cache)")
+
+    measure = add(
+        "measure", _measure, "Load a model in a child process, decode, and compare with the prediction.", data
+    )
+    measure.add_argument("model", metavar="MODEL")
+    measure.add_argument("--load", dest="load_mode", metavar="MODE", help="auto, none, mmap, mlock, mmap+mlock or dio")
+    measure.add_argument(
+        "--no-repack", dest="repack", action="store_false", default=None, help="leave weights as they are"
+    )
+    measure.add_argument("--ctx", dest="n_ctx", type=int, metavar="N", help="n_ctx (default 512)")
+    measure.add_argument("--ubatch", dest="n_ubatch", type=int, metavar="N", help="n_ubatch (default 512)")
+    _cache_type(measure)
+    measure.add_argument("--flash-attn", dest="flash_attn", metavar="MODE", help="auto, on or off")
+    measure.add_argument("--ngl", dest="n_gpu_layers", type=int, metavar="N", help="n_gpu_layers (default 0)")
+    measure.add_argument(
+        "--device", dest="devices", action="append", metavar="NAME", help="a device, as doctor lists them"
+    )
+    measure.add_argument(
+        "--threads", dest="n_threads", type=int, metavar="N", help="n_threads (default: all usable cores)"
+    )
+    measure.add_argument("--cap", metavar="SIZE", help="memory limit of the child, as in 600MiB")
+    measure.add_argument("--tokens", type=int, default=8, metavar="N", help="tokens to decode (default 8)")
+    measure.add_argument("--prompt", metavar="TEXT", help="answer this text instead of decoding made-up ids")
+    measure.add_argument(
+        "--hold", dest="hold_s", type=float, default=0.0, metavar="S", help="stay resident for S seconds"
+    )
+    measure.add_argument(
+        "--timeout", dest="timeout_s", type=float, default=300.0, metavar="S", help="give up after S seconds"
+    )
+    measure.add_argument("--record", metavar="FILE", help="also save the run, labelled with machine, date and command")
+
+    claims = add(
+        "claims", _claims, "List claims from articles and what became of them; settle some on this machine.", data
+    )
+    claims.add_argument("ids", nargs="*", metavar="ID", help="claims to settle now, as in C001; none lists all")
+    claims.add_argument("--topic", help="only this topic")
+    return parser
+
+
+def _cache_type(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kv", metavar="TYPE[/TYPE]", help="type_k and type_v, as in q8_0 or q8_0/q4_0 (default f16)")
+
+
+def _cache_types(text: str | None) -> dict[str, str]:
+    if text is None:
+        return {}
+    type_k, _, type_v = text.partition("/")
+    return {"type_k": type_k, "type_v": type_v or type_k}
+
+
+def _print_json(values: Any) -> None:
+    print(json.dumps(values, indent=2))
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from labkit import doctor
+
+    found = doctor.examine()
+    if args.json:
+        _print_json(found.to_dict())
+    else:
+        print(doctor.describe(found))
+    return OK if found.ok else NO
+
+
+def _start(args: argparse.Namespace) -> int:
+    from labkit import workspace
+
+    return workspace.start(args.lab, browser=not args.no_browser, port=args.port)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from labkit import notebooks
+
+    return notebooks.run(args.labs or None, save=args.save, json=args.json)
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from labkit import gguf, models, predict
+    from labkit.settings import Settings
+
+    header = gguf.read_header(models.find(args.model).path)
+    values: dict[str, Any] = {
+        "arch": header.arch,
+        "n_layer": header.n_layer,
+        "n_params": header.n_params,
+        "file_bytes": header.file_bytes,
+        "tensor_bytes": header.tensor_bytes,
+        "bpw": header.bpw,
+        "types": {name: {"tensors": n, "bytes": size} for name, (n, size) in header.types.items()},
+        "metadata": {key: _plain(value) for key, value in header.metadata.items()},
+    }
+    if args.ctx is not None or args.kv:
+        chosen = Settings.of({"n_ctx": args.ctx or 512, **_cache_types(args.kv)})
+        compute, exact = predict.compute_bytes(header, chosen)
+        values |= {"n_ctx": chosen.n_ctx, "kv_bytes": predict.kv_bytes(header, chosen)}
+        values |= {"compute_bytes": compute, "compute_exact": exact}
+    if args.json:
+        _print_json(values)
+        return OK
+    print(
+        f"{header.arch}, {header.n_layer} layers, {header.n_params / 1e9:.3g} billion weights, {header.bpw or 0:.2f} bits each"
+    )
+    print(f"file {fmt_bytes(header.file_bytes)}, of it {fmt_bytes(header.tensor_bytes)} tensors")
+    for name, (n, size) in sorted(header.types.items(), key=lambda item: -item[1][1]):
+        print(f"  {name:8} {n:4} tensors {fmt_bytes(size):>10}")
+    if "kv_bytes" in values:
+        about = "" if values["compute_exact"] else "about "
+        print(f"KV cache {fmt_bytes(values['kv_bytes'])} for {values['n_ctx']} tokens, ", end="")
+        print(f"compute buffer {about}{fmt_bytes(values['compute_bytes'])}")
+    return OK
+
+
+def _plain(value: Any) -> Any:
+    """Metadata as JSON can hold it; a long array (a vocabulary) as its length."""
+    if isinstance(value, (str, int, float, bool)):
+        return value
+    return list(value) if len(value) <= 64 else {"array": len(value), "of": value.item_type}
+
+
+def _forge(args: argparse.Namespace) -> int:
+    from labkit import shapes
+    from labkit.forge import forge
+    from labkit.progress import bar
+
+    if args.shape is None:
+        known = {name: shapes.get(name).title for name in shapes.names()}
+        if args.json:
+            _print_json({"shapes": known, "quants": list(shapes.QUANTS)})
+        else:
+            print("\n".join(f"{name:16} {title}" for name, title in known.items()))
+            print(f"mixtures: {', '.join(shapes.QUANTS)}")
+        return OK
+    if args.quant is None:
+        raise ValueError(f"name a mixture too: one of {', '.join(shapes.QUANTS)}.")
+    with bar(f"forging {args.shape}") as report:
+        made = forge(args.shape, args.quant, path=args.out, fill=args.fill, progress=report)
+    if args.json:
+        sizes = {"file_bytes": made.file_bytes, "disk_bytes": made.disk_bytes, "tensor_bytes": made.header.tensor_bytes}
+        _print_json({"path": str(made.path), **sizes, "filled": args.fill, "reused": made.reused})
+    else:
+        print(f"{made.path}: {fmt_bytes(made.file_bytes)}, {fmt_bytes(made.disk_bytes)} on disk")
+        print("It has the shape and types of the named model and no knowledge: the text it writes means nothing.")
+    return OK
+
+
+_SETTINGS = ("load_mode", "repack", "n_ctx", "n_ubatch", "flash_attn", "n_gpu_layers", "n_threads")
+
+
+def _measure(args: argparse.Namespace) -> int:
+    from labkit.experiment import Interrupted, measure
+
+    chosen = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
+    chosen |= _cache_types(args.kv)
+    if args.devices:
+        chosen["devices"] = tuple(args.devices)
+    status = None
+    try:
+        run = measure(
+            args.model,
+            cap=args.cap,
+            tokens=args.tokens,
+            prompt=args.prompt,
+            hold_s=args.hold_s,
+            timeout_s=args.timeout_s,
+            on_text=None if args.json else lambda text: print(text, end="", flush=True),
+            **chosen,
+        )
+    except Interrupted as stopped:
+        run, status = stopped.run, 130
+    if args.record:
+        words = "labkit " + " ".join(sys.argv[1:])
+        run.save(args.record, date=date.today().isoformat(), command=words)
+    if args.json:
+        print(run.to_json())
+    else:
+        _print_run(run)
+    return status if status is not None else OK if run.ok else NO
+
+
+def _print_run(run: Any) -> None:
+    if run.text:
+        print()
+    print(f"{run.model.name}: {run.outcome}" + (f", {run.reason}" if run.reason else ""))
+    p, m = run.predicted, run.measured
+    if m is None:
+        print(f"predicted: {fmt_bytes(p.rss_anon_bytes)} anonymous, {fmt_bytes(p.rss_file_bytes)} file-backed")
+        return
+    print(f"{'':24}{'predicted':>12}{'measured':>12}")
+    rows = (
+        ("anonymous memory", p.rss_anon_bytes, m.rss_anon_bytes),
+        ("file-backed memory", p.rss_file_bytes, m.rss_file_bytes),
+        ("locked", p.locked_bytes, m.locked_bytes),
+    )
+    for name, expected, found in rows:
+        print(f"{name:24}{fmt_bytes(expected):>12}{'unknown' if found is None else fmt_bytes(found):>12}")
+    if m.decode_ms is not None:
+        print(f"{'time per token':24}{'':12}{fmt_ms(m.decode_ms):>12}")
+    for buffer in run.buffers:
+        print(f"  {buffer.device + ' ' + buffer.kind:34}{fmt_bytes(buffer.bytes):>12}")
+
+
+def _claims(args: argparse.Namespace) -> int:
+    from labkit import claims
+
+    return claims.command(args.ids, topic=args.topic, as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
