@@ -13,16 +13,29 @@ from labkit.forge import forge
 from labkit.machine import machine
 
 if TYPE_CHECKING:
-    from labkit import claims, engine, figures, predict, probe, shapes
-    from labkit import exercises as check
-    from labkit.bandwidth import disk_bandwidth, ram_bandwidth
-    from labkit.exercises import compare
-    from labkit.experiment import measure
-    from labkit.gguf import read_header
-    from labkit.models import find
-    from labkit.run import Run
-    from labkit.settings import Settings
-    from labkit.units import GiB, MiB, fmt_bytes, fmt_ms, parse_bytes
+    import labkit.exercises as check  # noqa: F401
+    from labkit import claims as claims
+    from labkit import engine as engine
+    from labkit import figures as figures
+    from labkit import panels as panels
+    from labkit import predict as predict
+    from labkit import probe as probe
+    from labkit import shapes as shapes
+    from labkit.bandwidth import disk_bandwidth as disk_bandwidth
+    from labkit.bandwidth import ram_bandwidth as ram_bandwidth
+    from labkit.doctor import examine as examine
+    from labkit.exercises import compare as compare
+    from labkit.experiment import measure as measure
+    from labkit.gguf import read_header as read_header
+    from labkit.mapping import MappedFile as MappedFile
+    from labkit.models import find as find
+    from labkit.run import Run as Run
+    from labkit.settings import Settings as Settings
+    from labkit.units import GiB as GiB
+    from labkit.units import MiB as MiB
+    from labkit.units import fmt_bytes as fmt_bytes
+    from labkit.units import fmt_ms as fmt_ms
+    from labkit.units import parse_bytes as parse_bytes
 
 __version__ = "0.1.0"
 
@@ -30,6 +43,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "GiB": "units:GiB",
     "MiB": "units:MiB",
+    "MappedFile": "mapping:MappedFile",
     "Run": "run:Run",
     "Settings": "settings:Settings",
     "check": "exercises",
@@ -38,6 +52,7 @@ _WHERE = {
     "disk_bandwidth": "bandwidth:disk_bandwidth",
     "engine": "engine",
     "figures": "figures",
+    "examine": "doctor:examine",
     "find": "models:find",
     "fmt_bytes": "units:fmt_bytes",
     "fmt_ms": "units:fmt_ms",

@@ -15,7 +15,7 @@ OK, NO, WRONG = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0 for done, 1 when the answer is no, 2 for wrong usage or unreadable input."""
+    """Run one command; the exit status is 0 for done, 1 when the answer is no, 2 for wrong usage or bad input."""
     parser = _parser()
     args = parser.parse_args(argv)
     try:
@@ -173,9 +173,8 @@ def _inspect(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(values)
         return OK
-    print(
-        f"{header.arch}, {header.n_layer} layers, {header.n_params / 1e9:.3g} billion weights, {header.bpw or 0:.2f} bits each"
-    )
+    weights = f"{header.n_params / 1e9:.3g} billion weights, {header.bpw or 0:.2f} bits each"
+    print(f"{header.arch}, {header.n_layer} layers, {weights}")
     print(f"file {fmt_bytes(header.file_bytes)}, of it {fmt_bytes(header.tensor_bytes)} tensors")
     for name, (n, size) in sorted(header.types.items(), key=lambda item: -item[1][1]):
         print(f"  {name:8} {n:4} tensors {fmt_bytes(size):>10}")
@@ -278,7 +277,8 @@ def _print_run(run: Any) -> None:
 def _claims(args: argparse.Namespace) -> int:
     from labkit import claims
 
-    return claims.command(args.ids, topic=args.topic, as_json=args.json)
+    status: int = claims.command(args.ids, topic=args.topic, as_json=args.json)
+    return status
 
 
 if __name__ == "__main__":

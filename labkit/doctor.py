@@ -80,11 +80,12 @@ def describe(found: Doctor) -> str:
     here = found.machine
     limit = f"{_size(here.limit_bytes)} usable (limit: {here.limit_by})"
     devices = ", ".join(device.name for device in found.engine.devices) or "none"
+    rpc = "yes" if found.engine.rpc else "no: this build has no RPC backend, so lab 04 will show recorded runs"
     lines = [
         f"machine   {_size(here.ram_bytes)} RAM, {limit}, {_size(here.available_bytes)} available, {here.cores} cores",
         f"profile   {here.profile} (LABKIT_PROFILE overrides)",
         f"engine    {found.engine.problem or f'llama-cpp-python {found.engine.version}, devices: {devices}'}",
-        f"RPC       {'yes' if found.engine.rpc else 'no: this build has no RPC backend, lab 04 will show recorded runs'}",
+        f"RPC       {rpc}",
         f"model     {found.model or found.model_problem}",
         f"caps      {found.caps.how or 'none'}: {found.caps.reason}",
     ]

@@ -83,7 +83,7 @@ def version_problem() -> str | None:
         return f"llama-cpp-python is not installed: run `pip install llama-cpp-python=={PINNED}` or use `uv run`."
     if version != PINNED:
         return (
-            f"llama-cpp-python {version} is installed and this kit is checked against {PINNED}: names and memory figures "
+            f"llama-cpp-python {version} is installed and this kit is checked against {PINNED}: names and figures "
             f"differ between versions, so run `pip install llama-cpp-python=={PINNED}`."
         )
     return None
@@ -333,7 +333,7 @@ class Context:
             status = ll.llama_decode(self._ptr, ll.llama_batch_get_one(array, len(part)))
             if status == 1:
                 raise EngineError(
-                    f"the KV cache is full: {self.n_past} of {self.n_ctx} cells hold tokens and {len(part)} more do not fit."
+                    f"the KV cache is full: {self.n_past} of {self.n_ctx} cells are taken and {len(part)} more tokens do not fit."
                 )
             if status:
                 raise EngineError(

@@ -192,7 +192,7 @@ class _Watch:
         self.text = ""
         self.verdict: tuple[str, str] | None = None
         self.cap_stats: CapStats | None = None
-        self.oom_kills_before = _system_oom_kills()
+        self.oom_kills_before = probe.system_oom_kills()
 
     def until_end(self, *, timeout_s: float, interval_s: float, cancel: threading.Event | None) -> None:
         """Read events and take samples until the child closes its end."""
@@ -314,9 +314,9 @@ class _Watch:
         killed = status in (-9, 137)
         if killed and self.limit is not None:
             return "oom-killed", (
-                f"the kernel killed it in {self.phase}: it needed more than its cap of {fmt_bytes(self.limit.limit_bytes)}."
+                f"the kernel killed it in {self.phase}: it needed more than its cap, {fmt_bytes(self.limit.limit_bytes)}."
             )
-        if killed and (_system_oom_kills() or 0) > (self.oom_kills_before or 0):
+        if killed and (probe.system_oom_kills() or 0) > (self.oom_kills_before or 0):
             return "oom-killed", f"the kernel killed it in {self.phase}: the machine had no memory left."
         if killed:
             return "interrupted", f"something outside killed it in {self.phase} (signal 9)."
@@ -352,14 +352,3 @@ class _Watch:
 
 
 _SHARED = tuple(f.name for f in fields(Sample) if f.name not in ("t_s", "phase"))
-
-
-def _system_oom_kills() -> int | None:
-    """How often the kernel has killed for memory since boot, anywhere on the machine; None off Linux."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except OSError:
-        pass
-    return None

@@ -61,7 +61,7 @@ def bundled() -> Path:
 
 
 def _forged(text: str, progress: Callable[[float, str], None] | None) -> Found:
-    from labkit.forge import forge
+    from labkit.forge import ForgeError, forge
     from labkit.shapes import ShapeError
 
     shape, quant, *rest = text.split(":")
@@ -69,7 +69,7 @@ def _forged(text: str, progress: Callable[[float, str], None] | None) -> Found:
         raise ModelError(f"{text!r} is not a model: write SHAPE:QUANT or SHAPE:QUANT:filled.")
     try:
         made = forge(shape, quant, fill=bool(rest), progress=progress)
-    except ShapeError as error:
+    except (ShapeError, ForgeError) as error:
         raise ModelError(str(error)) from None
     return Found(text, made.path, True)
 

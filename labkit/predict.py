@@ -9,8 +9,8 @@ from labkit.gguf import Header, Tensor, row_bytes
 from labkit.settings import Settings
 from labkit.units import MiB
 
-# A CPython 3.11 child on x86-64 Linux after importing llama_cpp: 28.7 MiB anonymous, 20.9 MiB of library pages; a model's
-# own bookkeeping adds about 2 MiB, and 250 bytes for each token of a vocabulary.
+# A CPython 3.11 child on x86-64 Linux after importing llama_cpp: 24–29 MiB anonymous, 21 MiB of library pages; a model's own
+# bookkeeping adds about 2 MiB, and 250 bytes for each token of a vocabulary.
 PYTHON_ANON_BYTES = 31 * MiB
 PYTHON_FILE_BYTES = 22 * MiB
 VOCABULARY_BYTES_PER_TOKEN = 250
@@ -65,9 +65,9 @@ def memory(
         page_bytes: the system's page size.
 
     Returns:
-        Bytes. ``weights``: Σ tensors. ``repack``: Σ tensors the CPU backend copies. ``mapped``: the span of the file that
-        stays mapped (mmap modes). ``heap``: tensors read into anonymous memory (the other modes). ``locked``: what mlock
-        would pin.
+        Bytes. ``weights``: Σ tensors. ``repack``: Σ tensors the CPU backend copies. ``mapped``: the span of the file
+        that stays mapped (mmap modes). ``heap``: tensors read into anonymous memory (the other modes). ``locked``: what
+        mlock would pin.
     """
     copied = (
         frozenset(t.name for t in repacked(header, cpu_features=cpu_features or ())) if settings.repack else frozenset()
@@ -136,8 +136,8 @@ def compute_bytes(header: Header, settings: Settings) -> tuple[int, bool]:
 
         4 · max(outputs · n_vocab + 2 · ub · n_embd,  ub · (3 · n_ff + 4 · n_embd + n_ctx / 2 + 6))
 
-    where n_ctx / 2 is the f16 attention mask and 6 the batch's ids, positions and cache indices. Found by comparing with
-    llama.cpp's dry run; equal to it for llama, qwen2 and qwen3 with flash attention on. Elsewhere it is an estimate.
+    where n_ctx / 2 is the f16 attention mask and 6 the batch's ids, positions and cache indices. Found by comparing
+    with llama.cpp's dry run; equal to it for llama, qwen2 and qwen3 with flash attention on. Elsewhere it is an estimate.
     """
     ub = min(settings.n_ubatch, settings.n_batch, settings.n_ctx)
     outputs = min(ub, settings.n_outputs_max or ub)

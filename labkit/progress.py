@@ -5,17 +5,15 @@ from __future__ import annotations
 import html
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 PATIENCE_S = 1.0  # work that ends before this shows no bar
 
 
-class Progress(Protocol):
-    """Called with the share that is done, 0 to 1, and what is being done."""
-
-    def __call__(self, fraction: float, text: str) -> None: ...
+Progress = Callable[[float, str], None]
+"""Called with the share that is done, 0 to 1, and what is being done."""
 
 
 @contextmanager
@@ -78,7 +76,9 @@ class _NotebookBar:
             return
         self.last = time.monotonic()
         words = html.escape(f"{self.title}: {text}")
-        view = HTML(f'<progress value="{fraction:.3f}" max="1" style="width:40%"></progress> {words}')
+        view = HTML(  # type: ignore[no-untyped-call]
+            f'<progress value="{fraction:.3f}" max="1" style="width:40%"></progress> {words}'
+        )
         if self.handle is None:
             self.handle = display(view, display_id=True)  # type: ignore[no-untyped-call]
         else:

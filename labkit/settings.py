@@ -74,8 +74,8 @@ class Settings:
             _between("n_outputs_max", self.n_outputs_max, 1, self.n_batch)
         if self.flash_attn == "off" and self.type_v not in ("f32", "f16", "bf16"):
             raise SettingsError(
-                f"type_v={self.type_v} needs flash attention: without it llama.cpp stores V transposed, and a quantized block "
-                "cannot be written one column at a time. Use flash_attn=auto or on, or type_v=f16."
+                f"type_v={self.type_v} needs flash attention: without it llama.cpp stores V transposed, and a quantized "
+                "block cannot be written one column at a time. Use flash_attn=auto or on, or type_v=f16."
             )
         if not isinstance(self.devices, tuple):
             object.__setattr__(self, "devices", tuple(self.devices))

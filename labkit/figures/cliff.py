@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from labkit.figures import style
+from labkit.figures import style, words
 from labkit.figures.style import GUESS, INK, LIMIT, MEASURED
 from labkit.units import fmt_bytes, fmt_ms
 
@@ -64,8 +64,14 @@ def cliff(
     ax.set_xlim(left, right)
     _set_y(ax, [*predicted, *(t for _, ms in measured for t in ms), *([guess[1]] if guess else [])])
 
-    ax.plot([left, 100, 100, right], [predicted[0]] * 2 + [predicted[1]] * 2, "--", color=INK, linewidth=1.3,
-            label=f"predicted: {fmt_ms(predicted[0])} while all fits, then {fmt_ms(predicted[1])}")  # fmt: skip
+    ax.plot(
+        [left, 100, 100, right],
+        [predicted[0]] * 2 + [predicted[1]] * 2,
+        "--",
+        color=INK,
+        linewidth=1.3,
+        label=f"predicted: {fmt_ms(predicted[0])} while all fits, then {fmt_ms(predicted[1])}",
+    )
     if measured:
         _measured(ax, measured)
     limits = [(100.0, f"cap = all it needs, {fmt_bytes(needed_bytes)}")]
@@ -75,12 +81,19 @@ def cliff(
         ax.axvline(x, linestyle=":", color=LIMIT, linewidth=2, zorder=2)
     _ended(ax, ended)
     if guess is not None:
-        ax.plot(*guess, "D", color=GUESS, markersize=8, zorder=5, linestyle="none",
-                label=f"you predicted: {fmt_ms(guess[1])} at {guess[0]:.0f}\u00a0%")  # fmt: skip
+        ax.plot(
+            *guess,
+            "D",
+            color=GUESS,
+            markersize=8,
+            zorder=5,
+            linestyle="none",
+            label=f"you predicted: {fmt_ms(guess[1])} at {guess[0]:.0f}\u00a0%",
+        )
     ax.set_xlabel("memory cap, % of what the process needs")
     ax.set_ylabel(f"ms per token{' (log)' if ax.get_yscale() == 'log' else ''}")
-    style.legend_below(fig, *ax.get_legend_handles_labels(), ncols=2)
-    style.names_above(ax, sorted(limits, reverse=True), colour=LIMIT)
+    words.legend_below(fig, *ax.get_legend_handles_labels(), ncols=2)
+    words.names_above(ax, sorted(limits, reverse=True), colour=LIMIT)
     return fig
 
 
@@ -88,16 +101,38 @@ def _measured(ax: Axes, measured: Sequence[tuple[float, tuple[float, ...]]]) -> 
     """Medians joined by a line, whiskers from the lowest to the highest, and figures at the first and the worst."""
     at = [x for x, _ in measured]
     medians = [statistics.median(ms) for _, ms in measured]
-    spread = [[mid - min(ms) for mid, (_, ms) in zip(medians, measured, strict=True)],
-              [max(ms) - mid for mid, (_, ms) in zip(medians, measured, strict=True)]]  # fmt: skip
+    spread = [
+        [mid - min(ms) for mid, (_, ms) in zip(medians, measured, strict=True)],
+        [max(ms) - mid for mid, (_, ms) in zip(medians, measured, strict=True)],
+    ]
     counts = sorted({len(ms) for _, ms in measured})
     several = "" if counts == [1] else f", median of {'–'.join(str(n) for n in (counts[0], counts[-1])[: len(counts)])}"
     several += "" if counts == [1] else " (whiskers: min to max)"
-    ax.errorbar(at, medians, yerr=spread, fmt="o-", color=MEASURED, ecolor=MEASURED, elinewidth=1.4, capsize=4,
-                linewidth=1.8, markersize=6.5, zorder=4, label=f"measured{several}")  # fmt: skip
+    ax.errorbar(
+        at,
+        medians,
+        yerr=spread,
+        fmt="o-",
+        color=MEASURED,
+        ecolor=MEASURED,
+        elinewidth=1.4,
+        capsize=4,
+        linewidth=1.8,
+        markersize=6.5,
+        zorder=4,
+        label=f"measured{several}",
+    )
     for n in {0, medians.index(max(medians))}:
-        ax.annotate(fmt_ms(medians[n]), (at[n], medians[n]), (7, 3), textcoords="offset points", va="bottom",
-                    fontsize=8.5, bbox=style.BACKED, zorder=5)  # fmt: skip
+        ax.annotate(
+            fmt_ms(medians[n]),
+            (at[n], medians[n]),
+            (7, 3),
+            textcoords="offset points",
+            va="bottom",
+            fontsize=8.5,
+            bbox=words.BACKED,
+            zorder=5,
+        )
 
 
 def _set_y(ax: Axes, figures: Sequence[float]) -> None:
@@ -119,9 +154,18 @@ def _ended(ax: Axes, ended: Sequence[tuple[float, str]]) -> None:
         top = ax.get_xaxis_transform()
         ax.plot(at, [0.91] * len(at), "X", color=INK, markersize=9, zorder=5, transform=top, linestyle="none")
         # Every second word goes below its marks, so that two close outcomes do not run into each other.
-        ax.annotate(group[0][1], (statistics.mean(at), 0.91), (0, 8 if n % 2 == 0 else -8), xycoords=top, ha="center",
-                    va="bottom" if n % 2 == 0 else "top", textcoords="offset points", fontsize=8.5,
-                    bbox=style.BACKED, zorder=5)  # fmt: skip
+        ax.annotate(
+            group[0][1],
+            (statistics.mean(at), 0.91),
+            (0, 8 if n % 2 == 0 else -8),
+            xycoords=top,
+            ha="center",
+            va="bottom" if n % 2 == 0 else "top",
+            textcoords="offset points",
+            fontsize=8.5,
+            bbox=words.BACKED,
+            zorder=5,
+        )
 
 
 def _short(outcome: str) -> str:

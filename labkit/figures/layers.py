@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from labkit.figures import style
+from labkit.figures import style, words
 from labkit.figures.style import INK, MEASURED
 from labkit.units import MiB, fmt_bytes, fmt_ms
 
@@ -51,8 +51,18 @@ def layer_faults(
         highest = max(bars.values(), default=0)
         if compare is not None:
             dots = _per_layer(compare, figure_of)
-            handles += ax.plot(list(dots), list(dots.values()), "o-", color=INK, markerfacecolor="white", markersize=4.5,
-                               linewidth=1.1, label=labels[1], clip_on=False, zorder=3)  # fmt: skip
+            handles += ax.plot(
+                list(dots),
+                list(dots.values()),
+                "o-",
+                color=INK,
+                markerfacecolor="white",
+                markersize=4.5,
+                linewidth=1.1,
+                label=labels[1],
+                clip_on=False,
+                zorder=3,
+            )
             said += f"; {labels[1]}: {fmt(sum(dots.values()))}"
             highest = max([highest, *dots.values()])
         ax.set_ylim(0, highest * 1.08 if highest > 0 else 1)
@@ -63,7 +73,7 @@ def layer_faults(
     axes[-1].set_xlabel("layer")
     axes[-1].set_xlim(min(layers) - 0.7, max(layers) + 0.7)
     fig.align_ylabels(axes)
-    style.legend_below(fig, handles, [handle.get_label() for handle in handles])
+    words.legend_below(fig, handles, [handle.get_label() for handle in handles])
     return fig
 
 

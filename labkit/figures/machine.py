@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from labkit.figures import style
+from labkit.figures import style, words
 from labkit.figures.style import FAINT, INK, LIMIT
 from labkit.units import GiB, fmt_bytes
 
@@ -44,7 +44,7 @@ def machine_card(machine: Machine, *, title: str | None = None) -> Figure:
     largest = max((size for size in sizes if size), default=GiB)
     ax.set_xlim(0, largest / GiB * 1.02)
 
-    limit_by = _LIMITS.get(machine.limit_by or "", style.shorten(machine.limit_by or "", 44))
+    limit_by = _LIMITS.get(machine.limit_by or "", words.shorten(machine.limit_by or "", 44))
     texts = [
         _row(ax, 0, machine, "ram_bytes", FAINT),
         _row(ax, 1, machine, "limit_bytes", FAINT, f"set by {limit_by}" if limit_by else ""),
@@ -56,7 +56,7 @@ def machine_card(machine: Machine, *, title: str | None = None) -> Figure:
     if machine.limit_bytes is not None:
         ax.plot([machine.limit_bytes / GiB] * 2, [-0.55, 2.5], ":", color=LIMIT, linewidth=2, zorder=4)
         texts[1].set_color(LIMIT)
-    style.make_room(ax, texts)
+    words.make_room(ax, texts)
     return fig
 
 
@@ -86,8 +86,9 @@ def _lockable(ax: Axes, y: int, machine: Machine, largest: float) -> Text:
 
 
 def _say(ax: Axes, x: float, y: float, text: str) -> Text:
-    return ax.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=9, zorder=6,
-                       bbox=style.BACKED)  # fmt: skip
+    return ax.annotate(
+        text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=9, zorder=6, bbox=words.BACKED
+    )
 
 
 def _unreadable(machine: Machine, field: str) -> str:
@@ -103,7 +104,7 @@ def _cores(machine: Machine) -> str:
         parts.append(f"quota of {machine.cpu_quota:g}")
     if machine.l3_bytes is not None:
         parts.append(f"L3 cache {fmt_bytes(machine.l3_bytes)}")
-    name = style.shorten(machine.cpu_name, 70) if machine.cpu_name else ""
+    name = words.shorten(machine.cpu_name, 70) if machine.cpu_name else ""
     return ", ".join(parts) + (f"\n{name}" if name else "")
 
 

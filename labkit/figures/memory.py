@@ -13,7 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
-from labkit.figures import style
+from labkit.figures import style, words
+from labkit.figures.split import measured_split, predicted_split
 from labkit.figures.style import INK, KINDS, LIMIT
 from labkit.units import fmt_bytes
 
@@ -22,62 +23,6 @@ if TYPE_CHECKING:
 
 _BAR = 0.36
 _PREDICTED, _MEASURED = -0.2, 0.2
-
-
-def predicted_split(run: Run) -> dict[str, int]:
-    """Bytes per kind of memory as predicted to be resident, keyed as in ``KINDS``.
-
-    Of the compute buffer only the part that the run is expected to touch counts: it is what the prediction of the
-    anonymous resident set leaves for it.
-    """
-    p = run.predicted
-    held = p.heap_bytes + p.repack_bytes + p.kv_bytes + p.python_bytes
-    return {
-        "file": p.rss_file_bytes,
-        "heap": p.heap_bytes,
-        "repack": p.repack_bytes,
-        "kv": p.kv_bytes,
-        "compute": max(p.rss_anon_bytes - held, 0),
-        "python": p.python_bytes,
-    }
-
-
-def measured_split(run: Run) -> dict[str, int] | None:
-    """Bytes per kind of memory as measured, keyed as in ``KINDS``; None when nothing was measured.
-
-    The kernel gives two figures, file-backed and anonymous. The anonymous one is shared out: what the process had
-    before it loaded anything is Python, the buffers that the engine reported come next in the order in which it fills
-    them, and the remainder is added to Python. A buffer counts only as far as the memory reaches: a compute buffer is
-    touched in part, and a run that was killed was still filling one.
-    """
-    at = run.measured or (run.samples[-1] if run.samples else None)
-    if at is None or at.rss_file_bytes is None or at.rss_anon_bytes is None:
-        return None
-    split = dict.fromkeys(KINDS, 0)
-    split["file"] = at.rss_file_bytes
-    before = next((phase.rss_anon_bytes for phase in run.phases if phase.name == "start"), None) or 0
-    left = max(at.rss_anon_bytes - before, 0)
-    reported = dict.fromkeys(KINDS, 0)
-    for buffer in run.buffers:
-        kind = _kind_of(buffer.device, buffer.kind)
-        if kind:
-            reported[kind] += buffer.bytes
-    for kind in ("heap", "repack", "kv", "compute"):
-        split[kind] = min(reported[kind], left)
-        left -= split[kind]
-    split["python"] = at.rss_anon_bytes - sum(split[kind] for kind in ("heap", "repack", "kv", "compute"))
-    return split
-
-
-def _kind_of(device: str, kind: str) -> str | None:
-    """The kind of anonymous memory a buffer of the engine's log is; None for mapped weights and other devices."""
-    if not device.upper().startswith("CPU"):
-        return None
-    if kind.lower() != "model":
-        return {"kv": "kv", "rs": "kv", "compute": "compute", "output": "compute"}.get(kind.lower())
-    if device.upper().endswith("MAPPED"):
-        return None
-    return "repack" if "REPACK" in device.upper() else "heap"
 
 
 @style.styled
@@ -146,8 +91,8 @@ def where_the_model_is(
     ax.set_xlim(0, max(reach * 1.02, 1) / unit)
     _limit(ax, limit_bytes, reach, unit)
     _legend(fig, predicted, measured, any(r.predicted.locked_bytes for r in runs), any(r.cap_bytes for r in runs))
-    style.make_room(ax, ends)
-    style.hide_unfit(inner)
+    words.make_room(ax, ends)
+    words.hide_unfit(inner)
     return fig
 
 
@@ -172,9 +117,16 @@ def _stack(
 
 def _say(ax: Axes, x: float, y: float, text: str) -> Text:
     return ax.annotate(
-        text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=8.5, zorder=6, annotation_clip=False,
-        bbox=style.BACKED,
-    )  # fmt: skip
+        text,
+        (x, y),
+        (6, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8.5,
+        zorder=6,
+        annotation_clip=False,
+        bbox=words.BACKED,
+    )
 
 
 def _lock(ax: Axes, y: float, split: dict[str, int], locked_bytes: int | None, unit: int) -> None:
@@ -189,13 +141,29 @@ def _limit(ax: Axes, limit_bytes: int | None, reach: float, unit: int) -> None:
         return
     name = f"limit {fmt_bytes(limit_bytes)}"
     if limit_bytes > reach:
-        ax.text(0.995, -0.78, f"{name}, beyond this axis →", transform=ax.get_yaxis_transform(), ha="right",
-                va="center", color=LIMIT, fontsize=9)  # fmt: skip
+        ax.text(
+            0.995,
+            -0.78,
+            f"{name}, beyond this axis →",
+            transform=ax.get_yaxis_transform(),
+            ha="right",
+            va="center",
+            color=LIMIT,
+            fontsize=9,
+        )
         return
     ax.axvline(limit_bytes / unit, linestyle=":", color=LIMIT, linewidth=2, zorder=4)
     left_half = limit_bytes < reach / 2
-    ax.annotate(name, (limit_bytes / unit, -0.78), (5 if left_half else -5, 0), textcoords="offset points",
-                ha="left" if left_half else "right", va="center", color=LIMIT, fontsize=9)  # fmt: skip
+    ax.annotate(
+        name,
+        (limit_bytes / unit, -0.78),
+        (5 if left_half else -5, 0),
+        textcoords="offset points",
+        ha="left" if left_half else "right",
+        va="center",
+        color=LIMIT,
+        fontsize=9,
+    )
 
 
 def _legend(
@@ -210,8 +178,15 @@ def _legend(
     if cap:
         handles.append(Line2D([], [], linestyle=":", color=LIMIT, linewidth=2))
         names.append("cap of the run")
-    style.legend_below(fig, handles, names, ncols=3, title="hatched: predicted, solid: measured", title_fontsize=9,
-                       handler_map={tuple: HandlerTuple(ndivide=None, pad=0)})  # fmt: skip
+    words.legend_below(
+        fig,
+        handles,
+        names,
+        ncols=3,
+        title="hatched: predicted, solid: measured",
+        title_fontsize=9,
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+    )
 
 
 def _setting_name(run: Run) -> str:
@@ -219,7 +194,7 @@ def _setting_name(run: Run) -> str:
 
 
 def _row_label(name: str, run: Run) -> str:
-    label = style.wrap(name, 22)
+    label = words.wrap(name, 22)
     return label if run.cap_bytes is None else f"{label}\n(cap {fmt_bytes(run.cap_bytes)})"
 
 

@@ -15,7 +15,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from labkit.figures import style
+from labkit.figures import style, words
 from labkit.figures.style import FAINT, INK, KINDS
 from labkit.units import fmt_bytes
 
@@ -39,8 +39,8 @@ def residency_strip(
     """The file from byte 0 to its end: dark cells are in memory. Page cache above, this process's mapping below.
 
     Args:
-        fractions_page_cache: how much of each equal stretch of the file is resident, 0 to 1 (pages as booleans will do);
-            None leaves the row out, where the system does not say.
+        fractions_page_cache: how much of each equal stretch of the file is resident, 0 to 1 (pages as booleans
+            will do); None leaves the row out, where the system does not say.
         fractions_process: the same for the pages mapped into this process.
         file_bytes: the file's size, which puts bytes on the axis instead of %. Needed with ``tensors``.
         tensors: marks where they lie, blocks of a layer joined.
@@ -55,8 +55,9 @@ def residency_strip(
         if fractions is not None
     ]
     shares = {name: float(cells.mean()) if cells.size else 0.0 for name, cells in rows}
-    fig = style.new_figure(1.15 + 0.62 * len(rows) + (0.62 if tensors else 0) + (0.25 if caption else 0),
-                           title=title or _title(shares))  # fmt: skip
+    fig = style.new_figure(
+        1.15 + 0.62 * len(rows) + (0.62 if tensors else 0) + (0.25 if caption else 0), title=title or _title(shares)
+    )
     ax = fig.add_subplot()
     unit, unit_name = style.axis_unit(file_bytes) if file_bytes else (1, "")
     end = file_bytes / unit if file_bytes else 100.0
@@ -65,14 +66,16 @@ def residency_strip(
     sizes = [f", {fmt_bytes(shares[name] * file_bytes)}" if file_bytes and shares[name] else "" for name, _ in rows]
     ax.set_yticks(
         range(len(rows)),
-        [f"{name}\n{style.percent(shares[name])}{size}" for (name, _), size in zip(rows, sizes, strict=True)],
+        [f"{name}\n{words.percent(shares[name])}{size}" for (name, _), size in zip(rows, sizes, strict=True)],
     )
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.set_xlim(0, end)
     ax.set_ylim(len(rows) + (0.35 if tensors else -0.45), -0.45)
-    ax.set_xlabel(f"{f'position in the file, {unit_name}' if file_bytes else 'position in the file, %'}"
-                  " (dark: resident, white: not)")  # fmt: skip
+    ax.set_xlabel(
+        f"{f'position in the file, {unit_name}' if file_bytes else 'position in the file, %'}"
+        " (dark: resident, white: not)"
+    )
     if caption:
         fig.supxlabel("\n".join(textwrap.wrap(caption, 100)), fontsize=9, x=0.012, ha="left")
     if tensors:
@@ -93,8 +96,16 @@ def _row(ax: Axes, y: int, cells: npt.NDArray[np.float64], end: float) -> None:
     # A few resident pages among thousands would be too pale to see, so the shade of anything begins at a third.
     shade = np.where(cells > 0, 0.33 + 0.67 * cells, 0.0)
     if cells.size:
-        ax.imshow(shade[np.newaxis, :], cmap=_SHADES, vmin=0, vmax=1, aspect="auto", interpolation="nearest",
-                  extent=(0, end, y + 0.38, y - 0.38), zorder=1)  # fmt: skip
+        ax.imshow(
+            shade[np.newaxis, :],
+            cmap=_SHADES,
+            vmin=0,
+            vmax=1,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(0, end, y + 0.38, y - 0.38),
+            zorder=1,
+        )
     ax.add_patch(Rectangle((0, y - 0.38), end, 0.76, fill=False, edgecolor=INK, linewidth=0.9, clip_on=False, zorder=2))
 
 
@@ -118,11 +129,11 @@ def _tensors(fig: Figure, ax: Axes, y: float, tensors: Sequence[Tensor], unit: i
     for n in dict.fromkeys([*lone, *layers[:1], *layers[-1:], *layers]):
         name, start, _ = spans[n]
         text = ax.annotate(name, (start, y + 0.22), (0, -3), textcoords="offset points", va="top", fontsize=8)
-        box = style.extent(text)
+        box = words.extent(text)
         if box.x1 > ax.get_window_extent().x1:
             text.set_horizontalalignment("right")
             text.xy = (spans[n][2], y + 0.22)
-            box = style.extent(text)
+            box = words.extent(text)
         if any(box.x0 < right + 8 and left < box.x1 + 8 for left, right in taken):
             text.remove()
         else:
@@ -135,7 +146,10 @@ def _group(name: str) -> str:
 
 
 def _title(shares: dict[str, float]) -> str:
-    parts = [f"{style.percent(share)} of the file is in {'the ' * (name == 'page cache')}{name}" for name, share in shares.items()]
+    parts = [
+        f"{words.percent(share)} of the file is in {'the ' * (name == 'page cache')}{name}"
+        for name, share in shares.items()
+    ]
     if not parts:
         return "This system does not say which pages are in memory"
     sentence = ", ".join([parts[0], *(part.replace("of the file is ", "") for part in parts[1:])])

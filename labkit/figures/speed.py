@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from labkit.figures import style
+from labkit.figures import style, words
 from labkit.figures.style import GUESS, INK, MEASURED
 from labkit.units import GiB, fmt_bytes, fmt_ms
-
 
 _MARKS = "osv^PpX<>H"
 
@@ -67,15 +66,22 @@ def speed_check(
         ax.set_xlim(0, max(longest, own if own is not None and shown else 0) * 1.03 or 1)
         if own is not None:
             texts += [_diamond(ax, own, shown=shown)]
-        style.make_room(ax, texts)
+        words.make_room(ax, texts)
     if len(rows):
         panels[-1].set_xlabel("ms per token (each model has its own axis)")
     return fig
 
 
 def _panel(ax: Axes, row: SpeedRow, bandwidth: str, guess: float | None) -> list[Text]:
-    texts = [_bar(ax, 0, row.roofline_ms, f"bytes / bandwidth of {bandwidth}: {fmt_ms(row.roofline_ms)}",
-                  style.hatched(MEASURED))]  # fmt: skip
+    texts = [
+        _bar(
+            ax,
+            0,
+            row.roofline_ms,
+            f"bytes / bandwidth of {bandwidth}: {fmt_ms(row.roofline_ms)}",
+            style.hatched(MEASURED),
+        )
+    ]
     if row.predicted_ms is not None:
         outlined = {"facecolor": "white", "edgecolor": MEASURED, "linestyle": "--", "linewidth": 1.4}
         texts.append(_bar(ax, 1, row.predicted_ms, f"with overhead: {fmt_ms(row.predicted_ms)}", outlined))
@@ -86,7 +92,7 @@ def _panel(ax: Axes, row: SpeedRow, bandwidth: str, guess: float | None) -> list
         text = f"measured: {fmt_ms(row.measured_ms)}, {_rate(row.measured_ms)}"
         texts.append(_bar(ax, last, row.measured_ms, text, style.solid(MEASURED)))
     ax.set_ylim(last + (1.5 if guess is not None else 0.5), -0.5)
-    name = f"{style.wrap(row.label, 20)}\n{fmt_bytes(row.bytes_per_token)} a token"
+    name = f"{words.wrap(row.label, 20)}\n{fmt_bytes(row.bytes_per_token)} a token"
     ax.set_yticks([last / 2], [name])
     ax.tick_params(axis="y", length=0)
     ax.locator_params(axis="x", nbins=6)
@@ -111,8 +117,16 @@ def _diamond(ax: Axes, ms: float, *, shown: bool) -> Text:
         return ax.annotate(text, (ms, lane), (9, 0), textcoords="offset points", va="center", fontsize=8.5)
     edge = ax.get_yaxis_transform()
     ax.plot(0.985, lane, "D", color=GUESS, markersize=7, transform=edge)
-    return ax.annotate(f"{text}, beyond this axis →", (0.985, lane), (-9, 0), xycoords=edge, ha="right", va="center",
-                       textcoords="offset points", fontsize=8.5)  # fmt: skip
+    return ax.annotate(
+        f"{text}, beyond this axis →",
+        (0.985, lane),
+        (-9, 0),
+        xycoords=edge,
+        ha="right",
+        va="center",
+        textcoords="offset points",
+        fontsize=8.5,
+    )
 
 
 def _rate(ms: float) -> str:
@@ -128,7 +142,7 @@ def _title(rows: Sequence[SpeedRow]) -> str:
     shares = sorted((share, row.label) for row in rows if (share := _share(row)) is not None)
     if not shares:
         return "What the memory's bandwidth allows, before anything is measured"
-    said = [f"{style.shorten(label, 36)} reaches {style.percent(share)} of its roofline" for share, label in shares]
+    said = [f"{words.shorten(label, 36)} reaches {words.percent(share)} of its roofline" for share, label in shares]
     return said[0] if len(said) == 1 else f"{said[-1]}, {said[0].replace(' of its roofline', '')}"
 
 
@@ -156,21 +170,28 @@ def roofline(points: Sequence[SpeedRow], bandwidth_bytes_per_s: float, *, title:
     ax.set_ylim(line_y[0], max([line_y[1], *(ms * 1.6 for _, ms, _ in measured)]))
     ax.plot(line_x, line_y, "--", color=INK, linewidth=1.4, zorder=2)
     ax.fill_between(line_x, line_y[0] / 10, line_y, color=style.FAINT, zorder=0, linewidth=0)
-    ax.text(0.98, 0.04, f"faster than bytes / bandwidth\n(measured: {fmt_bytes(bandwidth_bytes_per_s)}/s)",
-            transform=ax.transAxes, ha="right", va="bottom", fontsize=9)  # fmt: skip
+    ax.text(
+        0.98,
+        0.04,
+        f"faster than bytes / bandwidth\n(measured: {fmt_bytes(bandwidth_bytes_per_s)}/s)",
+        transform=ax.transAxes,
+        ha="right",
+        va="bottom",
+        fontsize=9,
+    )
     for axis, name in ((ax.xaxis, "bytes read per token, GiB (log)"), (ax.yaxis, "ms per token (log)")):
         axis.set_label_text(name)
         axis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.set_minor_formatter("")
-    handles, labels = [], []
+    handles, names = [], []
     for n, (p, ms, size) in enumerate(measured):
         handles += ax.plot(size, ms, _MARKS[n % len(_MARKS)], color=MEASURED, markeredgecolor="white", markersize=9)
-        labels.append(f"{style.shorten(p.label, 32)}: {fmt_ms(ms)}, {style.percent(p.roofline_ms / ms)}")
+        names.append(f"{words.shorten(p.label, 32)}: {fmt_ms(ms)}, {words.percent(p.roofline_ms / ms)}")
     fig.draw_without_rendering()
     steps = [line_x[0] * (line_x[1] / line_x[0]) ** (i / 60) for i in range(61)]
     on_line = [ax.transData.transform((x, x * GiB / bandwidth_bytes_per_s * 1000)) for x in steps]
     line = [Bbox.from_extents(x - 6, y - 4, x + 6, y + 4) for x, y in on_line]
-    anchors = [(at, ms, label.replace(": ", "\n")) for (_, ms, at), label in zip(measured, labels, strict=True)]
-    if not style.place_labels(ax, anchors, clear_of=line):
-        style.legend_below(fig, handles, labels, ncols=2)
+    anchors = [(at, ms, label.replace(": ", "\n")) for (_, ms, at), label in zip(measured, names, strict=True)]
+    if not words.place_labels(ax, anchors, clear_of=line):
+        words.legend_below(fig, handles, names, ncols=2)
     return fig

