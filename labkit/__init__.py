@@ -46,6 +46,7 @@ _WHERE = {
     "MappedFile": "mapping:MappedFile",
     "Run": "run:Run",
     "Settings": "settings:Settings",
+    "cap_sweep": "sweep:cap_sweep",
     "check": "exercises",
     "claims": "claims",
     "compare": "exercises:compare",
@@ -64,6 +65,7 @@ _WHERE = {
     "ram_bandwidth": "bandwidth:ram_bandwidth",
     "read_header": "gguf:read_header",
     "shapes": "shapes",
+    "suggested_models": "models:suggested",
 }
 
 __all__ = [*_WHERE, "__version__", "forge", "machine"]

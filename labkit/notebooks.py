@@ -93,6 +93,7 @@ def execute(
         timeout=timeout_s,
         store_widget_state=False,
         coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],  # it warns at every start that 127.0.0.1 is not encrypted
         resources={"metadata": {"path": str(path.resolve().parent)}},
         on_cell_start=started,
     )

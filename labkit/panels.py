@@ -16,7 +16,6 @@ import ipywidgets as widgets
 
 from labkit import figures, gguf, models, predict
 from labkit.experiment import measure
-from labkit.machine import machine
 from labkit.mapping import MappedFile
 from labkit.progress import Progress
 from labkit.run import Run
@@ -270,13 +269,4 @@ class Ask:
         self.runner.state.value = _say((run.outcome if run.ok else f"{run.outcome}: {run.reason}") + speed)
 
 
-def profile_models() -> tuple[str, str]:
-    """The small and the large model that fit this machine's profile."""
-    return {
-        "tiny": (models.BUNDLED, "qwen2.5-0.5b:Q4_K_M"),
-        "small": (models.BUNDLED, "llama-3.2-1b:Q4_K_M"),
-        "full": (models.BUNDLED, "llama-2-7b:Q4_K_M"),
-    }[machine().profile]
-
-
-__all__ = ["Ask", "Residency", "WhatIf", "WhereItIs", "profile_models"]
+__all__ = ["Ask", "Residency", "WhatIf", "WhereItIs"]

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from labkit.gguf import Header, Tensor, row_bytes
+from labkit.gguf import GGUFError, Header, Tensor, row_bytes
 from labkit.settings import Settings
 from labkit.units import MiB
 
-# A CPython 3.11 child on x86-64 Linux after importing llama_cpp: 24–29 MiB anonymous, 21 MiB of library pages; a model's own
-# bookkeeping adds about 2 MiB, and 250 bytes for each token of a vocabulary.
+# A CPython 3.11 child on x86-64 Linux after importing llama_cpp: 24–29 MiB anonymous, 21 MiB of library pages; a
+# model's own bookkeeping adds about 2 MiB, and 250 bytes for each token of a vocabulary.
 PYTHON_ANON_BYTES = 31 * MiB
 PYTHON_FILE_BYTES = 22 * MiB
 VOCABULARY_BYTES_PER_TOKEN = 250
 
 CELL_PADDING = 256  # llama_context pads n_ctx to it (src/llama-context.cpp)
+EMBEDDING = "token_embd.weight"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def memory(
         frozenset(t.name for t in repacked(header, cpu_features=cpu_features or ())) if settings.repack else frozenset()
     )
     repack = sum(t.nbytes for t in header.tensors if t.name in copied)
-    in_place = [t for t in header.tensors if t.name not in copied]
+    in_place = [t for t in header.tensors if t.name not in copied or t.name == EMBEDDING]
     is_mapped = settings.load_mode in ("auto", "mmap", "mmap+mlock")
     mapped = _mapped_span(in_place, page_bytes) if is_mapped else 0
     heap = 0 if is_mapped else sum(t.nbytes for t in in_place)
@@ -103,8 +104,15 @@ def memory(
 
 
 def n_vocab(header: Header) -> int:
-    """Rows of the token embedding, which is the length of the logits."""
-    return header.tensor("token_embd.weight").dims[1]
+    """Rows of the token embedding, which is the length of the logits.
+
+    Raises:
+        GGUFError: there is none, so this file is not a language model.
+    """
+    try:
+        return header.tensor(EMBEDDING).dims[1]
+    except KeyError:
+        raise GGUFError(f"{header.path}: there is no {EMBEDDING} in it, so this is not a language model.") from None
 
 
 def kv_bytes(header: Header, settings: Settings) -> int:
@@ -134,18 +142,26 @@ def compute_bytes(header: Header, settings: Settings) -> tuple[int, bool]:
     The widest moment of one batch of ub tokens, in f32: the logits, the feed-forward, or without flash attention the
     attention scores. With flash attention
 
-        4 · max(outputs · n_vocab + 2 · ub · n_embd,  ub · (3 · n_ff + 4 · n_embd + n_ctx / 2 + 6))
+        4 · max(outputs · (n_vocab + n_embd + 1) + ub · n_embd,  ub · (3 · n_ff + 4 · n_embd + n_ctx / 2 + 6) + outputs)
 
     where n_ctx / 2 is the f16 attention mask and 6 the batch's ids, positions and cache indices. Found by comparing
-    with llama.cpp's dry run; equal to it for llama, qwen2 and qwen3 with flash attention on. Elsewhere it is an estimate.
+    with llama.cpp's dry run; equal to it for llama, qwen2 and qwen3 with flash attention on and an f16 or bf16 cache.
+    Elsewhere an estimate: where the feed-forward is narrow or only some logits are wanted, ggml's allocator may leave
+    holes; a quantized V cache adds a rotation, and f32 a copy.
     """
     ub = min(settings.n_ubatch, settings.n_batch, settings.n_ctx)
     outputs = min(ub, settings.n_outputs_max or ub)
     n_embd = int(header.key("embedding_length", 0))
-    logits = 4 * (outputs * n_vocab(header) + 2 * ub * n_embd)
+    logits = 4 * (outputs * (n_vocab(header) + n_embd + 1) + ub * n_embd)
+    feed_forward = _feed_forward_bytes(header, settings, ub) + 4 * outputs
     if settings.flash_attn != "off":
-        exact = header.arch in ("llama", "qwen2", "qwen3") and settings.n_seq_max == 1
-        return max(logits, _feed_forward_bytes(header, settings, ub)), exact
+        solid = feed_forward > logits or (outputs == ub and _n_ff(header) >= 3 * n_embd)
+        exact = (
+            header.arch in ("llama", "qwen2", "qwen3")
+            and settings.n_seq_max == 1
+            and {settings.type_k, settings.type_v} <= {"f16", "bf16"}
+        )
+        return max(logits, feed_forward), exact and solid
     _, cells = _streams_and_cells(settings)
     k, v = _kv_widths(header, 0)
     scores = 4 * ub * (cells * (_per_layer(header, "attention.head_count", 0) + 1) + 5 * n_embd + k + v + 6)
@@ -158,27 +174,48 @@ def _feed_forward_bytes(header: Header, settings: Settings, batch: int) -> int:
     """What a batch touches of the compute buffer with one output row: gate, up and their product are its widest."""
     ub = min(batch, settings.n_ubatch)
     n_embd = int(header.key("embedding_length", 0))
+    return 4 * ub * (3 * _n_ff(header) + 4 * n_embd + 6) + 2 * ub * _streams_and_cells(settings)[1]
+
+
+def _n_ff(header: Header) -> int:
+    """Width of a token's feed-forward: of a mixture of experts, that of all the experts it is routed to."""
     n_ff = _per_layer(header, "feed_forward_length", 0)
     if used := int(header.key("expert_used_count", 0)):
         n_ff = used * int(header.key("expert_feed_forward_length", n_ff))
-    return 4 * ub * (3 * n_ff + 4 * n_embd + 6) + 2 * ub * _streams_and_cells(settings)[1]
+    return n_ff
 
 
 def repacked(header: Header, *, cpu_features: Iterable[str]) -> tuple[Tensor, ...]:
     """Tensors that the CPU backend copies into its own layout (buffer ``CPU_REPACK``) when ``repack`` is on.
 
-    Matrix weights only: 2-D ones (MUL_MAT) and stacked experts (MUL_MAT_ID); never the token embedding, whose rows are
-    looked up. Source: ggml_repack_get_optimal_repack_type and extra_buffer_type::supports_op in
-    ggml/src/ggml-cpu/repack.cpp.
+    Matrix weights only: 2-D ones (MUL_MAT) and stacked experts (MUL_MAT_ID). The token embedding's rows are looked up,
+    so it stays; where it also serves as the output layer, that one is a copy of it. Source:
+    ggml_repack_get_optimal_repack_type and extra_buffer_type::supports_op in ggml/src/ggml-cpu/repack.cpp,
+    TENSOR_DUPLICATED in llama_model_loader::create_tensor.
     """
     cpu = frozenset(cpu_features)
+    tied = not _has_output(header)
     return tuple(
-        t for t in header.tensors if _is_matmul(t) and (rows := _repack_rows(t.type, cpu)) and t.dims[1] % rows == 0
+        t
+        for t in header.tensors
+        if (tied if t.name == EMBEDDING else _is_matmul(t))
+        and (rows := _repack_rows(t.type, cpu))
+        and t.dims[1] % rows == 0
     )
 
 
+def _has_output(header: Header) -> bool:
+    return any(t.name == "output.weight" for t in header.tensors)
+
+
 def _is_matmul(tensor: Tensor) -> bool:
-    return len(tensor.dims) >= 2 and tensor.dims[1] > 1 and not tensor.name.startswith("token_embd")
+    if any(part in tensor.name for part in _LOOKED_UP):
+        return False
+    return len(tensor.dims) == 2 or (len(tensor.dims) == 3 and "_exps." in tensor.name)
+
+
+# Tensors whose rows are picked by an index (GGML_OP_GET_ROWS in llm_tensor_infos, src/llama-arch.cpp).
+_LOOKED_UP = ("token_embd", "token_types", "position_embd")
 
 
 def _repack_rows(type_name: str, cpu: frozenset[str]) -> int | None:
@@ -195,7 +232,7 @@ def _repack_rows(type_name: str, cpu: frozenset[str]) -> int | None:
             return 8 if "avx512" in cpu else None
         case "Q5_K" | "Q6_K":
             return 8 if dot or i8mm else None
-        case "Q8_0":
+        case "Q8_0" | "Q1_0":
             return 4 if dot or i8mm else None
         case _:
             return None
@@ -206,15 +243,16 @@ def bytes_per_token(header: Header, settings: Settings, *, n_past: int = 0) -> i
 
     An untied token embedding is not read (one row of it is); of a mixture of experts, only the routed experts are.
     """
-    names = {t.name for t in header.tensors}
+    untied = _has_output(header)
     used, total = int(header.key("expert_used_count", 0)), int(header.key("expert_count", 0))
     read = 0
     for tensor in header.tensors:
-        if tensor.name == "token_embd.weight" and "output.weight" in names:
+        if tensor.name == EMBEDDING and untied:
             continue
         share = used / total if total and "_exps." in tensor.name else 1.0
         read += int(tensor.nbytes * share)
-    return read + kv_bytes(header, settings) * n_past // _padded(settings.n_ctx)
+    streams, cells = _streams_and_cells(settings)
+    return read + kv_bytes(header, settings) * n_past // (streams * cells)
 
 
 def decode_ms(bytes_read: int, *, bandwidth_bytes_per_s: float, overhead_ms: float = 0.0) -> float:
@@ -251,7 +289,10 @@ def _per_layer(header: Header, name: str, layer: int) -> int:
 def _kv_widths(header: Header, layer: int) -> tuple[int, int]:
     """Elements of one cell's K and V row in a layer."""
     heads = _per_layer(header, "attention.head_count", layer)
-    kv_heads = _per_layer(header, "attention.head_count_kv", layer) or heads
+    # Without the key, every head has its own K and V; a 0 in a list marks a layer without attention.
+    kv_heads = (
+        heads if header.key("attention.head_count_kv") is None else _per_layer(header, "attention.head_count_kv", layer)
+    )
     head = int(header.key("embedding_length", 0)) // max(1, heads)
     return int(header.key("attention.key_length", head)) * kv_heads, int(
         header.key("attention.value_length", head)

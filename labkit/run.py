@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,10 @@ class LayerStep:
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement, whatever became of it. ``recorded`` is None for a run made here and now."""
+    """One measurement, whatever became of it.
+
+    ``caution`` says what disturbed it, if anything did. ``recorded`` is None for a run made here and now.
+    """
 
     model: ModelInfo
     settings: Settings
@@ -119,6 +122,7 @@ class Run:
     phases: tuple[Phase, ...] = ()
     layers: tuple[LayerStep, ...] = ()
     text: str = ""
+    caution: str = ""
     machine: Mapping[str, Any] = field(default_factory=dict)
     recorded: Mapping[str, Any] | None = None
     schema: int = SCHEMA
@@ -154,10 +158,17 @@ class Run:
         Raises:
             ValueError: another schema, or not a run.
         """
-        if values.get("schema") != SCHEMA:
-            raise ValueError(
-                f"this run has schema {values.get('schema')!r} and labkit reads {SCHEMA}: record it again."
-            )
+        if not isinstance(values, Mapping) or "schema" not in values:
+            raise ValueError("this is not a run that labkit measured: it has no schema.")
+        if values["schema"] != SCHEMA:
+            raise ValueError(f"this run has schema {values['schema']!r} and labkit reads {SCHEMA}: record it again.")
+        try:
+            return cls._from_dict(values)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this run is damaged ({type(error).__name__}: {error}): record it again.") from error
+
+    @classmethod
+    def _from_dict(cls, values: Mapping[str, Any]) -> Run:
         settings = dict(values["settings"])
         cap_bytes, cap_how = settings.pop("cap_bytes"), settings.pop("cap_how")
         measured, timings = values["measured"], values["timings"]
@@ -176,6 +187,7 @@ class Run:
             phases=tuple(Phase(**p) for p in values["phases"]),
             layers=tuple(LayerStep(**step) for step in values["layers"]),
             text=values["text"],
+            caution=values["caution"],
             machine=values["machine"],
             recorded=values["recorded"],
         )
@@ -185,19 +197,11 @@ class Run:
         """A Run from ``to_json``'s text."""
         return cls.from_dict(json.loads(text))
 
-    def save(self, path: str | Path, *, date: str, command: str) -> Path:
-        """Write the run for use elsewhere, labelled with machine, date and command; samples are thinned to 200."""
-        step = max(1, len(self.samples) // 200)
-        label = {"machine": self.machine, "date": date, "command": command}
-        run = replace(self, samples=self.samples[::step], recorded=label, model=replace(self.model, path=""))
-        target = Path(path)
-        target.write_text(run.to_json(indent=None) + "\n", encoding="utf-8")
-        return target
-
-    @classmethod
-    def load(cls, path: str | Path) -> Run:
-        """Read a saved run."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+    def record(self, *, date: str, command: str) -> Run:
+        """The run as it may be kept and shown elsewhere: labelled, without this machine's path, at most 100 samples."""
+        step = -(-len(self.samples) // 100) or 1
+        label = {"machine": self.machine.get("cpu_name"), "date": date, "command": command}
+        return replace(self, samples=self.samples[::step], recorded=label, model=replace(self.model, path=""))
 
     def __repr__(self) -> str:
         m = self.measured
@@ -210,3 +214,19 @@ class Run:
         why = "" if self.ok else f", {self.reason}"
         memory = f"{fmt_bytes(m.rss_anon_bytes)} anonymous + {fmt_bytes(m.rss_file_bytes)} file"
         return f"Run({name}: {self.outcome}, {memory}{speed}{why})"
+
+
+def save(runs: Iterable[Run], path: str | Path, *, date: str, command: str) -> None:
+    """Write runs to one file, labelled with machine, date and command."""
+    rows = [run.record(date=date, command=command).to_dict() for run in runs]
+    Path(path).write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
+
+
+def load(path: str | Path) -> tuple[Run, ...]:
+    """Read runs that ``save`` wrote.
+
+    Raises:
+        ValueError: the file holds something else.
+        OSError: it cannot be read.
+    """
+    return tuple(Run.from_dict(row) for row in json.loads(Path(path).read_text(encoding="utf-8")))

@@ -65,20 +65,26 @@ class Settings:
                 raise SettingsError(f"{name} is {getattr(self, name)!r}: write True or False.")
         _between("n_ctx", self.n_ctx, 1, N_CTX_MAX)
         _between("n_batch", self.n_batch, 1, N_CTX_MAX)
-        _between("n_ubatch", self.n_ubatch, 1, self.n_batch)
-        _between("n_seq_max", self.n_seq_max, 1, N_SEQ_MAX)
+        _between("n_ubatch", self.n_ubatch, 1, N_CTX_MAX)
+        if self.n_ubatch > self.n_batch:
+            raise SettingsError(
+                f"n_ubatch is {self.n_ubatch:,} and n_batch {self.n_batch:,}: it cannot be the larger, raise both."
+            )
+        # With less than one token and one output row per sequence llama.cpp aborts (llama_context::output_reserve).
+        _between("n_seq_max", self.n_seq_max, 1, min(N_SEQ_MAX, self.n_ctx, self.n_batch))
         _between("n_gpu_layers", self.n_gpu_layers, -1, 1 << 20)
         if self.n_threads is not None:
             _between("n_threads", self.n_threads, 1, 512)
         if self.n_outputs_max is not None:
-            _between("n_outputs_max", self.n_outputs_max, 1, self.n_batch)
+            _between("n_outputs_max", self.n_outputs_max, self.n_seq_max, self.n_batch)
         if self.flash_attn == "off" and self.type_v not in ("f32", "f16", "bf16"):
             raise SettingsError(
-                f"type_v={self.type_v} needs flash attention: without it llama.cpp stores V transposed, and a quantized "
+                f"type_v={self.type_v} needs flash attention: without it V is stored transposed, and a quantized "
                 "block cannot be written one column at a time. Use flash_attn=auto or on, or type_v=f16."
             )
-        if not isinstance(self.devices, tuple):
-            object.__setattr__(self, "devices", tuple(self.devices))
+        if not isinstance(self.devices, (list, tuple)) or not all(isinstance(name, str) for name in self.devices):
+            raise SettingsError(f"devices is {self.devices!r}: write a list of names, as labkit doctor shows them.")
+        object.__setattr__(self, "devices", tuple(self.devices))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:
@@ -101,7 +107,7 @@ class Settings:
 
 
 def _choice(name: str, value: str, known: Mapping[str, int]) -> None:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise SettingsError(f"{name} is {value!r}: choose one of {', '.join(known)}.")
 
 

@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,19 @@ from labkit.data import data_path
 from labkit.ggml_types import row_bytes
 from labkit.mixtures import ShapeError
 
-__all__ = ["QUANTS", "Shape", "ShapeError", "TensorSpec", "get", "layout", "metadata", "names", "rope_freqs", "tensors"]
+__all__ = [
+    "QUANTS",
+    "Shape",
+    "ShapeError",
+    "TensorSpec",
+    "get",
+    "layout",
+    "metadata",
+    "names",
+    "rope_freqs",
+    "tensors",
+    "variant",
+]
 
 QUANTS: tuple[str, ...] = tuple(mixtures.MIXTURES)
 """Names of all mixtures, largest first."""
@@ -127,6 +139,18 @@ def get(name: str) -> Shape:
         close = difflib.get_close_matches(name.lower(), names(), n=3, cutoff=0.4) or names()
         raise ShapeError(f"There is no shape {name!r}: did you mean {' or '.join(close)}?")
     return shape
+
+
+def variant(shape: Shape, name: str, keys: Mapping[str, int | float | str]) -> Shape:
+    """A shape nobody published: ``shape`` with some hyperparameters changed, to be forged under ``name``.
+
+    Args:
+        keys: without the architecture's prefix, as in ``{"embedding_length": 64}``.
+    """
+    changed = replace(shape, name=name, title=name, keys={**shape.keys, **keys}, note=f"made up, after {shape.title}")
+    return replace(
+        changed, n_params=sum(math.prod(dims) for part, dims in layout(changed) if part != "rope_freqs.weight")
+    )
 
 
 def layout(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:

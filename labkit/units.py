@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 KiB = 1024
@@ -25,14 +26,18 @@ def fmt_bytes(n: float) -> str:
     return f"{sign}{size:.0f} B"
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | float) -> int:
     """Read a size as people type it: ``600MiB``, ``1.5G``, ``4096``. K, M and G are binary here.
+
+    A number is taken as bytes, without its fraction.
 
     Raises:
         ValueError: not a size, or a decimal unit (GB, MB), which is refused because it could mean either.
     """
-    if isinstance(text, int):
-        return text
+    if not isinstance(text, str):
+        if not 0 <= text < math.inf:
+            raise ValueError(f"{text!r} is not a size: write a positive number of bytes.")
+        return int(text)
     match = _SIZE.fullmatch(text)
     unit = match.group(2).upper() if match else ""
     if unit in ("KB", "MB", "GB"):
@@ -52,7 +57,7 @@ def fmt_ms(ms: float) -> str:
 
 
 def times(a: float, b: float) -> str:
-    """How far apart two positive figures are, always at least 1: ``1.0×``, ``2.3×``."""
+    """How far apart two positive figures are, always at least 1: ``1.00×``, ``2.3×``."""
     if a <= 0 or b <= 0:
         return "not comparable"
     ratio = max(a / b, b / a)

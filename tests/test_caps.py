@@ -276,7 +276,7 @@ MAKER = """
 import os, signal, subprocess, sys, time
 from labkit.caps import Cap
 cap = Cap(50 << 20)
-child = subprocess.Popen(cap.command(["sleep", "60"]), stdout=subprocess.DEVNULL)
+child = subprocess.Popen(cap.command(["sleep", "60"]), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 while not (cap.path.is_dir() and str(child.pid) in (cap.path / "cgroup.procs").read_text().split()):
     time.sleep(0.01)
 print(cap.path, child.pid, flush=True)

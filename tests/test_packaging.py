@@ -96,9 +96,7 @@ def test_ranges_are_compatible_and_only_llama_cpp_python_and_its_model_are_exact
 
 def test_the_library_imports_only_what_it_declares() -> None:
     project = PYPROJECT["project"]
-    declared = {
-        Requirement(text).name for text in [*project["dependencies"], *project["optional-dependencies"]["lab"]]
-    }
+    declared = {Requirement(text).name for text in [*project["dependencies"], *project["optional-dependencies"]["lab"]]}
     undeclared = set()
     for path in (ROOT / "labkit").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

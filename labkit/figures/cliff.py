@@ -22,7 +22,7 @@ class CliffPoint:
     Attributes:
         cap_bytes: the memory the run was allowed.
         ms: measured ms per token, one figure per token or per repeat; None if the run measured none.
-        outcome: the run's outcome, ``ok`` or what ended it.
+        outcome: the run's outcome, ``ok`` or what ended it; a run that was ended counts as that, whatever it measured.
     """
 
     cap_bytes: int
@@ -53,8 +53,8 @@ def cliff(
     fig = style.new_figure(4.4, title=title or _title(points, needed_bytes))
     ax = fig.add_subplot()
     ordered = sorted(points, key=lambda p: -p.cap_bytes)
-    measured = [(100 * p.cap_bytes / needed_bytes, p.ms) for p in ordered if p.ms]
-    ended = [(100 * p.cap_bytes / needed_bytes, _short(p.outcome)) for p in ordered if not p.ms]
+    measured = [(100 * p.cap_bytes / needed_bytes, p.ms) for p in ordered if p.ms and p.outcome == "ok"]
+    ended = [(100 * p.cap_bytes / needed_bytes, _short(p.outcome)) for p in ordered if not p.ms or p.outcome != "ok"]
 
     everything = [100.0, *(at for at, _ in measured), *(at for at, _ in ended)]
     everything += [guess[0]] if guess else []
@@ -106,8 +106,8 @@ def _measured(ax: Axes, measured: Sequence[tuple[float, tuple[float, ...]]]) -> 
         [max(ms) - mid for mid, (_, ms) in zip(medians, measured, strict=True)],
     ]
     counts = sorted({len(ms) for _, ms in measured})
-    several = "" if counts == [1] else f", median of {'–'.join(str(n) for n in (counts[0], counts[-1])[: len(counts)])}"
-    several += "" if counts == [1] else " (whiskers: min to max)"
+    repeats = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    several = "" if counts == [1] else f", median of {repeats} (whiskers: min to max)"
     ax.errorbar(
         at,
         medians,
@@ -173,13 +173,13 @@ def _short(outcome: str) -> str:
 
 
 def _title(points: Sequence[CliffPoint], needed_bytes: int) -> str:
-    fits = [statistics.median(p.ms) for p in points if p.ms and p.cap_bytes >= needed_bytes]
-    pages = [statistics.median(p.ms) for p in points if p.ms and p.cap_bytes < needed_bytes]
+    fits = [statistics.median(p.ms) for p in points if p.ms and p.outcome == "ok" and p.cap_bytes >= needed_bytes]
+    pages = [statistics.median(p.ms) for p in points if p.ms and p.outcome == "ok" and p.cap_bytes < needed_bytes]
     if fits and pages:
         ratio = max(pages) / statistics.median(fits)
         if ratio < 2:
             return f"A cap below what it needs costs little here: at most {ratio:.1f} times as slow"
         return f"A little too small is up to {ratio:.0f} times too slow"
     if not fits and not pages:
-        return "No run under these caps lived to decode a token"
+        return "No run under these caps came through"
     return "While everything fits, a cap costs no time" if fits else "Every cap here is smaller than what it needs"

@@ -56,7 +56,7 @@ def machine_card(machine: Machine, *, title: str | None = None) -> Figure:
     if machine.limit_bytes is not None:
         ax.plot([machine.limit_bytes / GiB] * 2, [-0.55, 2.5], ":", color=LIMIT, linewidth=2, zorder=4)
         texts[1].set_color(LIMIT)
-    words.make_room(ax, texts)
+    words.make_room(fig, {ax: texts})
     return fig
 
 

@@ -85,13 +85,13 @@ def where_the_model_is(
 
     ax.set_ylim(len(runs) - 0.45, -0.55 if limit_bytes is None else -1.0)
     ax.set_yticks(range(len(runs)), [_row_label(name, run) for name, run in zip(names, runs, strict=True)])
-    ax.tick_params(axis="y", length=0)
+    ax.tick_params(axis="y", length=0, pad=9)
     ax.set_xlabel(f"resident memory, {unit_name}")
     reach = max(largest, limit_bytes if limit_bytes is not None and limit_bytes <= 3 * largest else 0)
     ax.set_xlim(0, max(reach * 1.02, 1) / unit)
     _limit(ax, limit_bytes, reach, unit)
     _legend(fig, predicted, measured, any(r.predicted.locked_bytes for r in runs), any(r.cap_bytes for r in runs))
-    words.make_room(ax, ends)
+    words.make_room(fig, {ax: ends})
     words.hide_unfit(inner)
     return fig
 
@@ -208,4 +208,6 @@ def _title(runs: Sequence[Run], measured: Sequence[dict[str, int] | None]) -> st
     if not totals:
         return f"{model} was not measured in memory here"
     low, high = fmt_bytes(min(totals)), fmt_bytes(max(totals))
-    return f"{model} takes {low} of memory" if low == high else f"{model} takes {low} to {high} of memory, once loaded"
+    if low != high:
+        return f"{model} takes {low} to {high} of memory, once loaded"
+    return f"{model} takes {low} of memory{', however it is loaded' if len(totals) > 1 else ''}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -58,6 +58,7 @@ def speed_check(
     bandwidth = f"{fmt_bytes(bandwidth_bytes_per_s)}/s"
     fig = style.new_figure(0.75 + 1.25 * len(rows), title=title or _title(rows))
     panels = fig.subplots(max(len(rows), 1), 1, squeeze=False)[:, 0]
+    said: dict[Axes, list[Text]] = {}
     for ax, row in zip(panels, rows, strict=False):
         own = (guess or {}).get(row.label)
         texts = _panel(ax, row, bandwidth, own)
@@ -66,9 +67,10 @@ def speed_check(
         ax.set_xlim(0, max(longest, own if own is not None and shown else 0) * 1.03 or 1)
         if own is not None:
             texts += [_diamond(ax, own, shown=shown)]
-        words.make_room(ax, texts)
+        said[ax] = texts
     if len(rows):
         panels[-1].set_xlabel("ms per token (each model has its own axis)")
+    words.make_room(fig, said)
     return fig
 
 
@@ -152,12 +154,14 @@ def roofline(points: Sequence[SpeedRow], bandwidth_bytes_per_s: float, *, title:
 
     Args:
         points: the models; one that was not measured is left out.
-        bandwidth_bytes_per_s: the measured bandwidth of the memory, which sets the line.
+        bandwidth_bytes_per_s: of the memory, measured or supposed; it sets the line and the shares.
         title: replaces the sentence computed from the points.
 
     Labels carry the share of the roofline. They sit beside the points; where the points are too close together for
     that, they move into a key below.
     """
+    # The line and the shares must agree, also when the bandwidth is not the one the rows were made with.
+    points = [replace(p, roofline_ms=p.bytes_per_token / bandwidth_bytes_per_s * 1000) for p in points]
     fig = style.new_figure(4.6, title=title or _title(points))
     ax = fig.add_subplot()
     measured = [(p, p.measured_ms, p.bytes_per_token / GiB) for p in points if p.measured_ms]
@@ -173,7 +177,7 @@ def roofline(points: Sequence[SpeedRow], bandwidth_bytes_per_s: float, *, title:
     ax.text(
         0.98,
         0.04,
-        f"faster than bytes / bandwidth\n(measured: {fmt_bytes(bandwidth_bytes_per_s)}/s)",
+        f"faster than bytes / bandwidth\n(at {fmt_bytes(bandwidth_bytes_per_s)}/s)",
         transform=ax.transAxes,
         ha="right",
         va="bottom",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -39,22 +40,24 @@ def extent(text: Text) -> Bbox:
     return text.get_window_extent()
 
 
-def make_room(ax: Axes, texts: Sequence[Text], *, pad_px: float = 6) -> None:
-    """Widen the x axis until every text, anchored in data coordinates, ends inside the axes."""
-    fig = ax.get_figure()
-    assert isinstance(fig, Figure)
-    for text in texts:
+def make_room(fig: Figure, texts: Mapping[Axes, Sequence[Text]], *, pad_px: float = 6) -> None:
+    """Widen the x axis of each axes until all its texts, anchored in data coordinates, end inside."""
+    for text in itertools.chain(*texts.values()):
         text.set_in_layout(False)  # or the layout would make room by shrinking the axes
     for _ in range(4):
         fig.draw_without_rendering()
-        inside = ax.get_window_extent()
-        over = max((extent(text).x1 + pad_px - inside.x1 for text in texts), default=0.0)
-        if over <= 0:
+        done = True
+        for ax, own in texts.items():
+            inside = ax.get_window_extent()
+            over = max((extent(text).x1 + pad_px - inside.x1 for text in own), default=0.0)
+            if over > 0:
+                done = False
+                low, high = ax.get_xlim()
+                # A text keeps its width in pixels, so the axis has to give the data a smaller share of them.
+                kept = max(inside.width - over, inside.width * 0.3)
+                ax.set_xlim(low, low + (high - low) * inside.width / kept)
+        if done:
             return
-        low, high = ax.get_xlim()
-        # The text keeps its width in pixels, so the axis has to give the data a smaller share of them.
-        kept = max(inside.width - over, inside.width * 0.3)
-        ax.set_xlim(low, low + (high - low) * inside.width / kept)
 
 
 def hide_unfit(texts: Iterable[tuple[Text, float, float]], *, pad_px: float = 3) -> None:
