@@ -120,16 +120,15 @@ class _LayerClock:
 
     def __call__(self, layer: int) -> None:
         now = self._now()
-        ms, minor, major, read = (b - a for a, b in zip(self._last, now, strict=True))
-        self.rows.append(
-            {"layer": layer, "ms": ms * 1000, "minor_faults": minor, "major_faults": major, "read_bytes": read}
-        )
+        row = {name: None if now[name] is None else now[name] - self._last[name] for name in now}
+        self.rows.append({"layer": layer, **row})
         self._last = now
 
     @staticmethod
-    def _now() -> tuple[float, int, int, int]:
+    def _now() -> dict[str, Any]:
         use = probe.process(os.getpid())
-        return time.perf_counter(), use.minor_faults or 0, use.major_faults or 0, use.read_bytes or 0
+        counted = {name: getattr(use, name) for name in ("minor_faults", "major_faults", "read_bytes")}
+        return {"ms": time.perf_counter() * 1000, **counted}
 
 
 def _some_tokens(n: int, n_vocab: int) -> list[int]:

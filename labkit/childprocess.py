@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -93,4 +94,5 @@ class Child:
 
     def last_words(self) -> str:
         """The last line it wrote to stderr that is not blank."""
-        return next((line for line in reversed(self._stderr) if line), "")
+        line = next((line for line in reversed(self._stderr) if line), "")
+        return re.sub(r"^\S+[/\\](?=\S+:\d+: )", "", line)  # an assertion names the folder in which llama.cpp was built

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.enginelog import Buffer, KVCache, last_error, parse_buffers, parse_kv, parse_recurrent
+from labkit.enginelog import Buffer, KVCache, first_reason, parse_buffers, parse_kv, parse_recurrent
 from labkit.settings import CACHE_TYPES, FLASH_ATTN, LOAD_MODES, Settings
 
 PINNED = "0.3.36"
@@ -118,14 +118,21 @@ class _Log:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.errors: list[str] = []
         self._rest = ""
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, *, error: bool = False) -> None:
         *whole, self._rest = (self._rest + text).split("\n")
         self.lines += whole
+        if error:
+            self.errors += whole
+
+    def why(self) -> str:
+        """The reason among the errors since the last ``take``."""
+        return first_reason(self.errors) or "it gave no reason"
 
     def take(self) -> tuple[str, ...]:
-        lines, self.lines = self.lines, []
+        lines, self.lines, self.errors = self.lines, [], []
         return tuple(lines)
 
 
@@ -144,7 +151,7 @@ def _ll() -> Any:
     @ll.llama_log_callback  # type: ignore[untyped-decorator]
     def on_log(level: int, text: bytes, user: Any) -> None:
         if level != 1:  # 1 is debug: thousands of lines about graph inputs
-            _log.add(text.decode("utf-8", "replace"))
+            _log.add(text.decode("utf-8", "replace"), error=level == 4)
 
     _callbacks.append(on_log)  # llama.cpp calls it for as long as the process lives
     ll.llama_log_set(on_log, ctypes.c_void_p(0))
@@ -211,9 +218,9 @@ class Model:
             params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
         _log.take()
         self._ptr = ll.llama_model_load_from_file(os.fsencode(path), params)
-        self.log = _log.take()
+        why, self.log = _log.why(), _log.take()
         if not self._ptr:
-            raise EngineError(f"llama.cpp cannot load {path.name}: {last_error(self.log) or 'it gave no reason'}.")
+            raise EngineError(f"llama.cpp cannot load {path.name}: {why}.")
         self.path = path
         self.buffers = parse_buffers(self.log)
         self._vocab = ll.llama_model_get_vocab(self._ptr)
@@ -296,9 +303,9 @@ class Context:
             params.cb_eval = self._on_eval
         _log.take()
         self._ptr = ll.llama_init_from_model(model._ptr, params)
-        self.log = _log.take()
+        why, self.log = _log.why(), _log.take()
         if not self._ptr:
-            raise EngineError(f"llama.cpp cannot make this context: {last_error(self.log) or 'it gave no reason'}.")
+            raise EngineError(f"llama.cpp cannot make this context: {why}.")
         self._model = model
         self.buffers = parse_buffers(self.log)
         self.kv = parse_kv(self.log)
@@ -339,9 +346,7 @@ class Context:
                     f"the KV cache is full: {self.n_past} of {cells} cells are taken, {len(part)} more are needed."
                 )
             if status:
-                raise EngineError(
-                    f"llama_decode failed with status {status}: {last_error(_log.take()) or 'no reason given'}."
-                )
+                raise EngineError(f"llama_decode failed with status {status}: {_log.why()}.")
             self.n_past += len(part)
 
     def logits(self) -> NDArray[np.float32]:

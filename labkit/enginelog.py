@@ -72,9 +72,9 @@ def parse_recurrent(lines: Iterable[str]) -> int:
     return sum(_mib(m.group(1)) for line in lines if (m := _RS.search(line)))
 
 
-def last_error(lines: Iterable[str]) -> str | None:
-    """The line in which llama.cpp said why, without its function name."""
-    bad = [line for line in lines if re.search(r"error|failed|invalid|requires|does not|cannot|missing", line, re.I)]
+def first_reason(errors: Iterable[str]) -> str | None:
+    """Of the lines that llama.cpp logged as errors, the first that says why, without its function's name."""
+    bad = [line.lstrip(".") for line in errors if line.strip(".\n ")]  # a row of dots marks progress
     specific = [line for line in bad if not re.search(r"failed to load model|error loading model:\s*$", line)]
     chosen = (specific or bad)[:1]
     return re.sub(r"^[\w:~<>]+: ", "", chosen[0]).strip() if chosen else None

@@ -133,8 +133,8 @@ def measure(
         }
         limit = None
         if cap_bytes is not None:
-            kept = probe.evict(found.path).after_bytes or 0
-            if kept > 0.05 * header.file_bytes:
+            kept = probe.evict(found.path).after_bytes
+            if kept is not None and kept > 0.05 * header.file_bytes:
                 blank = replace(blank, caution=_uncounted(kept))
             limit = stack.enter_context(Cap(cap_bytes))
         child = stack.enter_context(Child(job, wrap=limit.command if limit else None))
@@ -177,8 +177,9 @@ def _refusal(predicted: Predicted, cap_bytes: int | None, here: Machine) -> str 
     if worst <= safe:
         return None
     return (
-        f"it would need {fmt_bytes(worst)} that the kernel cannot take back and {fmt_bytes(here.available_bytes)} is "
-        f"available: set a cap below {fmt_bytes(safe)}, or a smaller n_ctx, a smaller cache type or load_mode=mmap."
+        f"it would need {fmt_bytes(worst)} that the kernel cannot take back, and {fmt_bytes(here.available_bytes)} are "
+        "available: choose a smaller n_ctx, a smaller cache type or load_mode=mmap, or let it die safely under a cap "
+        f"of at most {fmt_bytes(safe)}."
     )
 
 

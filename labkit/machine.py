@@ -54,9 +54,12 @@ class Machine(Host):
         return {**asdict(self), "limits": [asdict(limit) for limit in self.limits], "profile": self.profile}
 
 
-def _mem_limit(environ: Mapping[str, str]) -> Limit | None:
-    """MEM_LIMIT, which JupyterHub and Binder set to the bytes a container may use."""
-    text = environ.get("MEM_LIMIT", "")
+def _mem_limit(text: str) -> Limit | None:
+    """MEM_LIMIT, which JupyterHub and Binder set to the bytes a container may use; 0 stands for none.
+
+    Raises:
+        ValueError: not a size.
+    """
     return Limit("MEM_LIMIT", parse_bytes(text)) if text.strip("0") else None
 
 
@@ -72,15 +75,18 @@ def machine(*, root: str = "/", environ: Mapping[str, str] | None = None) -> Mac
         root: where `/proc` and `/sys` are; anything but "/" is read as a recorded Linux tree.
         environ: environment variables, by default this process's own.
 
-    Raises:
-        ValueError: MEM_LIMIT is set and is not a size.
+    Returns:
+        The machine; `reasons` also says why a MEM_LIMIT that is not a size was left out.
     """
     host = reader(root).host(root=root)
-    extra = _mem_limit(os.environ if environ is None else environ)
-    limits = host.limits if extra is None else (*host.limits, extra)
+    reasons, limits = dict(host.reasons), host.limits
+    try:
+        extra = _mem_limit((os.environ if environ is None else environ).get("MEM_LIMIT", ""))
+        limits = limits if extra is None else (*limits, extra)
+    except ValueError as error:
+        reasons["MEM_LIMIT"] = str(error)
     binding = min(limits, key=lambda limit: limit.limit_bytes, default=None)
     limit = binding.limit_bytes if binding else None
-    reasons = dict(host.reasons)
     if limit is None:
         reasons["limit_bytes"] = reasons["limit_by"] = "no ceiling and no memory total could be read"
     available = host.available_bytes

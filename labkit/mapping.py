@@ -6,12 +6,19 @@ import mmap
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from labkit import probe
 from labkit.gguf import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STRIP_CELLS = 512
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,18 @@ class MappedFile:
     def resident(self) -> probe.Residency:
         """Which pages this process has in its page tables."""
         return probe.mapped_pages(os.getpid(), self.path)
+
+    def figure(self, tensors: Sequence[Tensor] = ()) -> Figure:
+        """The file as a strip: which parts are in the page cache, and which in this process's page tables."""
+        from labkit import figures
+
+        cached, mine = self.cached(), self.resident()
+        return figures.residency_strip(
+            None if cached.pages is None else cached.fractions(STRIP_CELLS),
+            None if mine.pages is None else mine.fractions(STRIP_CELLS),
+            file_bytes=self.file_bytes,
+            tensors=tensors,
+        )
 
     def cached(self) -> probe.Residency:
         """Which pages the system has in its page cache, for whichever process."""

@@ -117,7 +117,8 @@ def execute(
 def tidy(notebook: Any) -> None:
     """Take out, in place, what would differ between two saves of the same run: widget state, widget views, timestamps.
 
-    A stored view of a widget without its state shows as an error when the notebook is opened, so views go too.
+    A stored view of a widget without its state shows as an error when the notebook is opened, so views go too, and with
+    them the empty outputs that progress bars leave behind.
     """
     notebook.metadata.pop("widgets", None)
     notebook.metadata["kernelspec"] = dict(KERNELSPEC)
@@ -126,7 +127,12 @@ def tidy(notebook: Any) -> None:
         cell.metadata.pop("execution", None)
         cell.metadata.pop("ExecuteTime", None)
         if cell.cell_type == "code":
-            cell.outputs = [out for out in cell.outputs if WIDGET_VIEW not in out.get("data", {})]
+            cell.outputs = [out for out in cell.outputs if not _is_passing(out.get("data", {}))]
+
+
+def _is_passing(data: Any) -> bool:
+    """A widget's view, or the empty place of a progress bar that has gone."""
+    return WIDGET_VIEW in data or data.get("text/html") == ""
 
 
 def machine_paths(notebook: Any) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ IMAGE_WIDTH = "760px"
 _WIDE = {"description_width": "initial"}
 
 
-def _image(png: bytes, alt: str) -> widgets.Image:
-    return widgets.Image(value=png, format="png", width=IMAGE_WIDTH, alt=alt)
+def _image(png: bytes) -> widgets.Image:
+    """A picture; this widget has no alternative text, so each panel says the same in words below it."""
+    return widgets.Image(value=png, format="png", width=IMAGE_WIDTH)
 
 
-def _say(text: str) -> str:
+def say(text: str) -> str:
+    """A line of text as HTML; whatever a model wrote stays text."""
     return f'<p style="margin:2px 0">{html.escape(text)}</p>'
 
 
@@ -54,7 +57,7 @@ class Residency:
         )
         self.slider.layout.width = "480px"
         self.again = widgets.Button(description="Evict and start again", tooltip="Forget all pages of this file")
-        self.image = _image(self._png(), "Which parts of the file are in the page cache and in this process")
+        self.image = _image(self._png())
         self.text = widgets.HTML(self._text())
         self.slider.observe(self._move, names="value")
         self.again.on_click(self._evict)
@@ -82,19 +85,11 @@ class Residency:
         self.image.value, self.text.value = self._png(), self._text()
 
     def _png(self) -> bytes:
-        cached, mine = self._file.cached(), self._file.resident()
-        return figures.png(
-            figures.residency_strip(
-                None if cached.pages is None else cached.fractions(512),
-                None if mine.pages is None else mine.fractions(512),
-                file_bytes=self._file.file_bytes,
-                tensors=self._tensors,
-            )
-        )
+        return figures.png(self._file.figure(self._tensors))
 
     def _text(self) -> str:
         minor, major, read = self._faults
-        return _say(
+        return say(
             f"touched {fmt_bytes(self._touched)}: {minor:,} minor faults (page was in memory), {major:,} major faults "
             f"(waited for the disk), {fmt_bytes(read)} read from disk"
         )
@@ -131,13 +126,13 @@ class _Runner:
         try:
             self._work(self._progress, self._stop)
         except (ValueError, OSError, RuntimeError) as error:
-            self.state.value = _say(str(error))
+            self.state.value = say(str(error))
         finally:
             self.run.disabled, self.stop.disabled = False, True
 
     def _progress(self, fraction: float, text: str) -> None:
         self.bar.value = fraction
-        self.state.value = _say(text)
+        self.state.value = say(text)
 
 
 class WhereItIs:
@@ -152,7 +147,7 @@ class WhereItIs:
         self.n_ctx = widgets.SelectionSlider(
             options=[512, 1024, 2048, 4096, 8192], value=512, description="n_ctx", continuous_update=False, style=_WIDE
         )
-        self.image = _image(b"", "Predicted and measured memory of the last runs")
+        self.image = _image(b"")
         self.text = widgets.HTML("")
         self.runner = _Runner("Run", self._measure)
         for control in (self.model, self.load_mode, self.repack, self.n_ctx):
@@ -169,10 +164,14 @@ class WhereItIs:
         """Say what the chosen settings will take, before they run."""
         from labkit.engine import cpu_features
 
-        header = gguf.read_header(models.find(self.model.value).path)
+        try:
+            header = gguf.read_header(models.find(self.model.value).path)
+        except (ValueError, OSError) as error:
+            self.text.value = say(str(error))
+            return
         chosen = Settings(load_mode=self.load_mode.value, repack=self.repack.value, n_ctx=self.n_ctx.value)
         p = predict.memory(header, chosen, cpu_features=cpu_features())
-        self.text.value = _say(
+        self.text.value = say(
             f"predicted for the next run: {fmt_bytes(p.rss_anon_bytes)} anonymous, {fmt_bytes(p.rss_file_bytes)} "
             f"file-backed, {fmt_bytes(p.locked_bytes)} locked"
         )
@@ -189,7 +188,7 @@ class WhereItIs:
         )
         self.runs = [*self.runs, run][-3:]
         self._draw()
-        self.runner.state.value = _say(run.outcome if run.ok else f"{run.outcome}: {run.reason}")
+        self.runner.state.value = say(run.outcome if run.ok else f"{run.outcome}: {run.reason}")
 
     def _draw(self) -> None:
         if self.runs:
@@ -213,7 +212,7 @@ class WhatIf:
         )
         self.slider.layout.width = "560px"
         self.text = widgets.HTML("")
-        self.image = _image(b"", "Time per token against bytes per token at this bandwidth")
+        self.image = _image(b"")
         self.slider.observe(lambda change: self._draw(), names="value")
         self._draw()
         self.view = widgets.VBox([self.slider, self.image, self.text])
@@ -223,13 +222,22 @@ class WhatIf:
 
     def _draw(self) -> None:
         bandwidth = self.slider.value * GiB
-        self.image.value = figures.png(figures.roofline(self._rows, bandwidth))
-        said = (
-            f"{row.label}: at best {fmt_ms(ms)}, {1000 / ms:,.1f} tokens/s"
+        # What was measured here says nothing about another machine's memory: only the roofline moves.
+        there = [
+            replace(
+                row,
+                roofline_ms=predict.decode_ms(row.bytes_per_token, bandwidth_bytes_per_s=bandwidth),
+                predicted_ms=None,
+                measured_ms=None,
+            )
             for row in self._rows
-            if (ms := predict.decode_ms(row.bytes_per_token, bandwidth_bytes_per_s=bandwidth))
+        ]
+        title = f"At {fmt_bytes(bandwidth)}/s, the best each model can do (predicted, not measured)"
+        self.image.value = figures.png(figures.speed_check(there, bandwidth_bytes_per_s=bandwidth, title=title))
+        said = (
+            f"{row.label}: at best {fmt_ms(row.roofline_ms)}, {1000 / row.roofline_ms:,.1f} tokens/s" for row in there
         )
-        self.text.value = "".join(_say(line) for line in said)
+        self.text.value = "".join(say(line) for line in said)
 
 
 class Ask:
@@ -238,7 +246,7 @@ class Ask:
     def __init__(self, prompt: str, *, tokens: int = 60, answer: str = "") -> None:
         self.tokens = tokens
         self.prompt = widgets.Text(value=prompt, description="prompt", layout=widgets.Layout(width="560px"))
-        self.answer = widgets.HTML(_say(answer))
+        self.answer = widgets.HTML(say(answer))
         self.runner = _Runner("Run", self._generate)
         self.view = widgets.VBox([self.prompt, self.runner.row, self.answer])
 
@@ -250,7 +258,7 @@ class Ask:
 
         def add(text: str) -> None:
             pieces.append(text)
-            self.answer.value = _say("".join(pieces))
+            self.answer.value = say("".join(pieces))
 
         run = measure(
             models.BUNDLED,
@@ -266,7 +274,7 @@ class Ask:
             if run.measured is None or not run.measured.decode_ms
             else f", {fmt_ms(run.measured.decode_ms)} per token"
         )
-        self.runner.state.value = _say((run.outcome if run.ok else f"{run.outcome}: {run.reason}") + speed)
+        self.runner.state.value = say((run.outcome if run.ok else f"{run.outcome}: {run.reason}") + speed)
 
 
 __all__ = ["Ask", "Residency", "WhatIf", "WhereItIs"]

@@ -147,23 +147,25 @@ def compute_bytes(header: Header, settings: Settings) -> tuple[int, bool]:
     where n_ctx / 2 is the f16 attention mask and 6 the batch's ids, positions and cache indices. Found by comparing
     with llama.cpp's dry run; equal to it for llama, qwen2 and qwen3 with flash attention on and an f16 or bf16 cache.
     Elsewhere an estimate: where the feed-forward is narrow or only some logits are wanted, ggml's allocator may leave
-    holes; a quantized V cache adds a rotation, and f32 a copy.
+    holes; a quantized cache adds its rotation; an f32 one is copied to f16, layer by layer.
     """
     ub = min(settings.n_ubatch, settings.n_batch, settings.n_ctx)
     outputs = min(ub, settings.n_outputs_max or ub)
     n_embd = int(header.key("embedding_length", 0))
     logits = 4 * (outputs * (n_vocab(header) + n_embd + 1) + ub * n_embd)
     feed_forward = _feed_forward_bytes(header, settings, ub) + 4 * outputs
+    streams, cells = _streams_and_cells(settings)
+    k, v = _kv_widths(header, 0)
     if settings.flash_attn != "off":
-        solid = feed_forward > logits or (outputs == ub and _n_ff(header) >= 3 * n_embd)
+        solid = outputs in (1, ub) and (feed_forward > logits or _n_ff(header) >= 3 * n_embd)
         exact = (
             header.arch in ("llama", "qwen2", "qwen3")
             and settings.n_seq_max == 1
             and {settings.type_k, settings.type_v} <= {"f16", "bf16"}
         )
-        return max(logits, feed_forward), exact and solid
-    _, cells = _streams_and_cells(settings)
-    k, v = _kv_widths(header, 0)
+        copied = (k if settings.type_k == "f32" else 0) + (v if settings.type_v == "f32" else 0)
+        copies = 2 * streams * cells * copied + ub * (20 * n_embd + 2 * cells)
+        return max(logits, feed_forward, copies if copied else 0), exact and solid
     scores = 4 * ub * (cells * (_per_layer(header, "attention.head_count", 0) + 1) + 5 * n_embd + k + v + 6)
     return max(
         logits, scores, _feed_forward_bytes(header, settings, ub) + 4 * ub * (cells // 2 + k + v - n_embd)

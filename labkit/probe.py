@@ -5,6 +5,7 @@ Nothing here changes anything, except `evict`, which asks the kernel to forget o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
@@ -247,7 +248,8 @@ def evict(path: str | Path, *, offset: int = 0, length: int = 0) -> Evicted:
         return Evicted(before.resident_bytes, before.resident_bytes, "this system has no posix_fadvise")
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)  # a page not yet written to disk cannot be dropped
+        with contextlib.suppress(OSError):  # some file systems refuse
+            os.fsync(fd)  # a page not yet written to disk cannot be dropped
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)

@@ -91,14 +91,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class LayerStep:
-    """What one layer of one token cost."""
+    """What one layer of one token cost; None where the system does not count."""
 
     token: int
     layer: int
     ms: float
-    minor_faults: int
-    major_faults: int
-    read_bytes: int
+    minor_faults: int | None
+    major_faults: int | None
+    read_bytes: int | None
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit import caps, gguf, models, predict, run
 from labkit.data import data_path
 from labkit.experiment import measure
-from labkit.figures.cliff import CliffPoint
 from labkit.progress import Progress, bar
 from labkit.run import Run
 from labkit.settings import Settings
+
+if TYPE_CHECKING:
+    from labkit.figures.cliff import CliffPoint
 
 SHARES = (1.2, 1.1, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.6)
 
@@ -33,6 +35,8 @@ class Sweep:
     @property
     def points(self) -> list[CliffPoint]:
         """For ``figures.cliff``: cap, milliseconds of each token (None if none was decoded), outcome."""
+        from labkit.figures.cliff import CliffPoint  # here, so that sweeping does not load matplotlib
+
         return [CliffPoint(r.cap_bytes or 0, r.timings.decode_ms or None, r.outcome) for r in self.runs]
 
 

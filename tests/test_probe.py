@@ -187,10 +187,10 @@ def test_evict_then_read_then_evict(file: Path) -> None:
     full = probe.page_cache(file)
     assert (full.n_pages, full.resident_bytes) == (1001, size)
     assert full.resident.dtype == np.bool_ and full.resident.shape == (1001,) and full.resident.all()
-    part = probe.evict(file, offset=500 * PAGE)
-    assert part.before_bytes == size and part.after_bytes == 500 * PAGE
-    assert probe.page_cache(file).resident.tolist() == [True] * 500 + [False] * 501
-    assert probe.evict(file) == probe.Evicted(500 * PAGE, 0)
+    part = probe.evict(file, offset=512 * PAGE)
+    assert part.before_bytes == size and part.after_bytes == 512 * PAGE
+    assert probe.page_cache(file).resident.tolist() == [True] * 512 + [False] * 489
+    assert probe.evict(file) == probe.Evicted(512 * PAGE, 0)
 
 
 @LINUX

@@ -23,17 +23,17 @@ class _Range(ctypes.Structure):
     _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
 
 
-def _nothing_cached(libc: ctypes.CDLL, fd: int, start: int, length: int) -> bool:
-    """Whether the kernel is sure that a stretch of a file has no cached page; False also when it cannot say.
+def _cached_count(libc: ctypes.CDLL, fd: int, start: int, length: int) -> int | None:
+    """How many pages of a stretch of a file are cached, or None where the kernel cannot say at once.
 
-    mincore looks up each page, 46 ns apiece on the machine this was written on; cachestat answers for a stretch.
+    mincore looks up each page, 20 to 60 ns apiece on the machine this was written on; cachestat walks what is there.
     """
     if not sys.platform.startswith("linux"):
-        return False
+        return None
     answer = (ctypes.c_uint64 * 5)()  # nr_cache first, see include/uapi/linux/mman.h
-    number, file, flags = (ctypes.c_long(_SYS_CACHESTAT), ctypes.c_int(fd), ctypes.c_uint(0))
+    number, file, flags = ctypes.c_long(_SYS_CACHESTAT), ctypes.c_int(fd), ctypes.c_uint(0)
     failed = libc.syscall(number, file, ctypes.byref(_Range(start, length)), answer, flags)
-    return not failed and answer[0] == 0
+    return None if failed else int(answer[0])
 
 
 def _libc() -> ctypes.CDLL:
@@ -68,8 +68,9 @@ def cached_pages(fd: int, file_bytes: int) -> bytes:
     for start in range(0, file_bytes, _PIECE_BYTES):
         length = min(_PIECE_BYTES, file_bytes - start)
         pages = -(-length // mmap.PAGESIZE)
-        if _nothing_cached(libc, fd, start, length):
-            answer += bytes(pages)
+        count = _cached_count(libc, fd, start, length)
+        if count in (0, pages):
+            answer += (b"\1" if count else b"\0") * pages
             continue
         address = libc.mmap(None, length, _PROT_READ, _MAP_SHARED, fd, start)
         if address is None or address == ctypes.c_void_p(-1).value:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from labkit.run import LayerStep
 
 
+UNCOUNTED = "not counted on this system"
+
+
 @style.styled
 def layer_faults(
     steps: Sequence[LayerStep],
@@ -33,9 +36,13 @@ def layer_faults(
         labels: what the two are called.
         title: replaces the sentence computed from the steps.
     """
-    panels: tuple[tuple[str, Callable[[LayerStep], float], Callable[[float], str]], ...] = (
+    panels: tuple[tuple[str, Callable[[LayerStep], float | None], Callable[[float], str]], ...] = (
         ("ms", lambda step: step.ms, fmt_ms),
-        ("MiB read", lambda step: step.read_bytes / MiB, lambda mib: fmt_bytes(mib * MiB) if mib else "none"),
+        (
+            "MiB read",
+            lambda step: None if step.read_bytes is None else step.read_bytes / MiB,
+            lambda mib: fmt_bytes(mib * MiB) if mib else "none",
+        ),
         ("major faults", lambda step: step.major_faults, lambda n: f"{n:,.0f}" if n else "none"),
     )
     fig = style.new_figure(5.2 if steps or compare else 0.6, title=title or _title(steps, compare, labels))
@@ -47,7 +54,7 @@ def layer_faults(
     for ax, (name, figure_of, fmt) in zip(axes, panels, strict=True):
         bars = _per_layer(steps, figure_of)
         handles = [ax.bar(list(bars), list(bars.values()), 0.8, label=labels[0], **style.solid(MEASURED))]
-        said = f"{labels[0]}: {fmt(sum(bars.values()))}"
+        said = f"{labels[0]}: {fmt(sum(bars.values())) if bars else UNCOUNTED}"
         highest = max(bars.values(), default=0)
         if compare is not None:
             dots = _per_layer(compare, figure_of)
@@ -63,7 +70,7 @@ def layer_faults(
                 clip_on=False,
                 zorder=3,
             )
-            said += f"; {labels[1]}: {fmt(sum(dots.values()))}"
+            said += f"; {labels[1]}: {fmt(sum(dots.values())) if dots else UNCOUNTED}"
             highest = max([highest, *dots.values()])
         ax.set_ylim(0, highest * 1.08 if highest > 0 else 1)
         ax.set_ylabel(name)
@@ -77,11 +84,13 @@ def layer_faults(
     return fig
 
 
-def _per_layer(steps: Sequence[LayerStep], figure_of: Callable[[LayerStep], float]) -> dict[int, float]:
-    """The mean over tokens, by layer in ascending order."""
+def _per_layer(steps: Sequence[LayerStep], figure_of: Callable[[LayerStep], float | None]) -> dict[int, float]:
+    """The mean over tokens, by layer in ascending order; steps without the figure are left out."""
     found: dict[int, list[float]] = defaultdict(list)
     for step in steps:
-        found[step.layer].append(figure_of(step))
+        figure = figure_of(step)
+        if figure is not None:
+            found[step.layer].append(figure)
     return {layer: sum(found[layer]) / len(found[layer]) for layer in sorted(found)}
 
 
