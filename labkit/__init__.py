@@ -62,6 +62,7 @@ _WHERE = {
     "parse_bytes": "units:parse_bytes",
     "predict": "predict",
     "probe": "probe",
+    "recorded_runs": "run:recorded",
     "ram_bandwidth": "bandwidth:ram_bandwidth",
     "read_header": "gguf:read_header",
     "shapes": "shapes",

@@ -236,7 +236,7 @@ class Bench:
 
 def _fits(run: Run, wanted: Settings) -> bool:
     """Whether a run had these settings (any number of threads), and nothing disturbed it or was done to it."""
-    return replace(run.settings, n_threads=None) == wanted and not run.layers and not run.caution
+    return replace(run.settings, n_threads=None) == wanted and not (run.layers or run.evict or run.caution)
 
 
 def _is_capped(run: Run, least: float, most: float, tokens: int) -> bool:

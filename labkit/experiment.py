@@ -27,7 +27,7 @@ from labkit.units import fmt_bytes, parse_bytes
 
 SAMPLE_HZ = 50.0
 SAFE_SHARE = 0.8  # of the available memory; a run that may need more could push the machine itself
-ABORT_SHARE = 0.1  # of all memory; the child is stopped when less than this is available
+ABORT_SHARE = 0.1  # of what was available at the start; the child is stopped when less than this is left
 LOOK_S = 0.2  # how often the cap, the time limit, the cancel button and the machine's memory are looked at
 EVICTIONS = (None, "readahead", "random")
 # How far a progress bar is when the model has been found (or written), and when each phase begins.
@@ -116,6 +116,7 @@ def measure(
             reason="",
             predicted=predicted,
             cap_bytes=cap_bytes,
+            evict=evict,
             machine=here.to_dict(),
         )
         refusal = version_problem() or _refusal(predicted, cap_bytes, here)
@@ -171,7 +172,7 @@ def _refusal(predicted: Predicted, cap_bytes: int | None, here: Machine) -> str 
             return f"no memory cap is possible here: {method.reason}"
     if here.available_bytes is None:
         return None
-    pinned = predicted.anon_floor_bytes + predicted.locked_bytes
+    pinned = predicted.anon_floor_bytes + min(predicted.locked_bytes, predicted.mapped_bytes)  # heap is in the floor
     worst = pinned if cap_bytes is None else min(pinned, cap_bytes)
     safe = int(SAFE_SHARE * here.available_bytes)
     if worst <= safe:
@@ -252,8 +253,8 @@ class _Watch:
                 "timed-out", f"it was still in {self.phase} after {timeout_s:.0f} s; give it longer with timeout_s."
             )
         else:
-            left, total = machine().available_bytes, self.blank.machine.get("ram_bytes")
-            if left is not None and total and left < ABORT_SHARE * total:
+            left, before = machine().available_bytes, self.blank.machine.get("available_bytes")
+            if left is not None and before and left < ABORT_SHARE * before:
                 self.stop(
                     "interrupted", f"only {fmt_bytes(left)} of memory was left on this machine, so it was stopped."
                 )

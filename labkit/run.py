@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from labkit.data import data_path
 from labkit.enginelog import Buffer
 from labkit.predict import Predicted
 from labkit.settings import Settings
 from labkit.units import fmt_bytes, fmt_ms
 
 SCHEMA = 1
+_SETUP = ("cap_bytes", "cap_how", "evict")  # of a Run, but among the settings in its JSON
 OUTCOMES = ("ok", "oom-killed", "load-failed", "refused", "timed-out", "interrupted")
 
 
@@ -105,7 +107,8 @@ class LayerStep:
 class Run:
     """One measurement, whatever became of it.
 
-    ``caution`` says what disturbed it, if anything did. ``recorded`` is None for a run made here and now.
+    ``evict`` is what ``measure`` was asked to drop before each token. ``caution`` says what disturbed the run, if
+    anything did. ``recorded`` is None for a run made here and now.
     """
 
     model: ModelInfo
@@ -116,6 +119,7 @@ class Run:
     measured: Measured | None = None
     cap_bytes: int | None = None
     cap_how: str | None = None
+    evict: str | None = None
     buffers: tuple[Buffer, ...] = ()
     timings: Timings = field(default_factory=Timings)
     samples: tuple[Sample, ...] = ()
@@ -141,10 +145,10 @@ class Run:
         return sum(b.bytes for b in self.buffers if b.kind == kind and device in (None, b.device))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract of ``labkit measure --json``: the cap stands among the settings."""
+        """The JSON contract of ``labkit measure --json``: cap and eviction stand among the settings."""
         values = asdict(self)
-        cap = {name: values.pop(name) for name in ("cap_bytes", "cap_how")}
-        values["settings"] = {**self.settings.to_dict(), **cap}
+        around = {name: values.pop(name) for name in _SETUP}
+        values["settings"] = {**self.settings.to_dict(), **around}
         return {"schema": values.pop("schema"), **values}
 
     def to_json(self, *, indent: int | None = 2) -> str:
@@ -170,7 +174,7 @@ class Run:
     @classmethod
     def _from_dict(cls, values: Mapping[str, Any]) -> Run:
         settings = dict(values["settings"])
-        cap_bytes, cap_how = settings.pop("cap_bytes"), settings.pop("cap_how")
+        cap_bytes, cap_how, evict = (settings.pop(name) for name in _SETUP)
         measured, timings = values["measured"], values["timings"]
         return cls(
             model=ModelInfo(**values["model"]),
@@ -181,6 +185,7 @@ class Run:
             measured=None if measured is None else Measured(**measured),
             cap_bytes=cap_bytes,
             cap_how=cap_how,
+            evict=evict,
             buffers=tuple(Buffer(**b) for b in values["buffers"]),
             timings=Timings(**{**timings, "decode_ms": tuple(timings["decode_ms"])}),
             samples=tuple(Sample(**s) for s in values["samples"]),
@@ -197,10 +202,10 @@ class Run:
         """A Run from ``to_json``'s text."""
         return cls.from_dict(json.loads(text))
 
-    def record(self, *, date: str, command: str) -> Run:
+    def record(self, *, date: str, command: str, **also: Any) -> Run:
         """The run as it may be kept and shown elsewhere: labelled, without this machine's path, at most 100 samples."""
         step = -(-len(self.samples) // 100) or 1
-        label = {"machine": self.machine.get("cpu_name"), "date": date, "command": command}
+        label = {"machine": self.machine.get("cpu_name"), "date": date, "command": command, **also}
         return replace(self, samples=self.samples[::step], recorded=label, model=replace(self.model, path=""))
 
     def __repr__(self) -> str:
@@ -216,9 +221,9 @@ class Run:
         return f"Run({name}: {self.outcome}, {memory}{speed}{why})"
 
 
-def save(runs: Iterable[Run], path: str | Path, *, date: str, command: str) -> None:
-    """Write runs to one file, labelled with machine, date and command."""
-    rows = [run.record(date=date, command=command).to_dict() for run in runs]
+def save(runs: Iterable[Run], path: str | Path, *, date: str, command: str, **also: Any) -> None:
+    """Write runs to one file, labelled with machine, date, command and whatever else is given."""
+    rows = [run.record(date=date, command=command, **also).to_dict() for run in runs]
     Path(path).write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
 
 
@@ -230,3 +235,12 @@ def load(path: str | Path) -> tuple[Run, ...]:
         OSError: it cannot be read.
     """
     return tuple(Run.from_dict(row) for row in json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def recorded(name: str) -> tuple[Run, ...]:
+    """Runs made elsewhere that come with the kit (``datasets/runs/NAME.json``); each says where and when.
+
+    Raises:
+        FileNotFoundError: there are none of this name.
+    """
+    return load(data_path(f"runs/{name}.json"))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import caps, gguf, models, predict, run
-from labkit.data import data_path
+from labkit.bandwidth import disk_bandwidth
 from labkit.experiment import measure
 from labkit.progress import Progress, bar
 from labkit.run import Run
@@ -16,6 +18,7 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     from labkit.figures.cliff import CliffPoint
 
+MODEL = "smollm2-135m:F16:filled"
 SHARES = (1.2, 1.1, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.6)
 
 
@@ -24,12 +27,14 @@ class Sweep:
     """Runs under falling caps, beside one without a cap.
 
     ``needed_bytes`` is the predicted mapped file and anonymous memory together: the smallest cap that does not page.
-    ``recorded`` says on which machine and when, if this one cannot set caps.
+    ``disk_bytes_per_s`` is how fast the file is read cold; None if it never was. ``recorded`` says on which machine and
+    when, if this one cannot set caps.
     """
 
     free: Run
     runs: tuple[Run, ...]
     needed_bytes: int
+    disk_bytes_per_s: float | None
     recorded: str | None
 
     @property
@@ -41,16 +46,16 @@ class Sweep:
 
 
 def cap_sweep(
-    model: str,
+    model: str = MODEL,
     *,
     shares: Sequence[float] = SHARES,
     tokens: int = 3,
     progress: Progress | None = None,
     **settings: Any,
 ) -> Sweep:
-    """Measure under caps of ``shares`` times what the model needs, largest first.
+    """Measure under caps of ``shares`` times what the model needs, largest first, and the disk's speed.
 
-    Where no cap is possible, the recorded sweep of ``datasets/runs/cliff.json`` is returned and says so.
+    Where no cap is possible, the sweep recorded in ``datasets/runs/cliff.json`` is returned and says so.
 
     Args:
         model: as for ``measure``; a filled one, since the holes of a sparse file cost no disk reads.
@@ -66,14 +71,15 @@ def cap_sweep(
         return recorded()
     with bar("sweeping the cap") as shown:
         report = progress or shown
-        header = gguf.read_header(models.find(model, progress=report).path)
-        need = needed_bytes(header, Settings.of(settings))
+        path = models.find(model, progress=report).path
+        need = needed_bytes(gguf.read_header(path), Settings.of(settings))
         asked = [None, *(int(share * need) for share in sorted(shares, reverse=True))]
         runs = []
         for number, cap in enumerate(asked):
             runs.append(measure(model, cap=cap, tokens=tokens, progress=lambda fraction, text: None, **settings))
-            report((number + 1) / len(asked), f"{number + 1} of {len(asked)} runs")
-    return Sweep(runs[0], tuple(runs[1:]), need, None)
+            report((number + 1) / (len(asked) + 1), f"{number + 1} of {len(asked)} runs")
+        disk = disk_bandwidth(path).cold_bytes_per_s
+    return Sweep(runs[0], tuple(runs[1:]), need, disk, None)
 
 
 def needed_bytes(header: gguf.Header, settings: Settings) -> int:
@@ -90,7 +96,21 @@ def recorded() -> Sweep:
     Raises:
         FileNotFoundError: the file is not installed.
     """
-    free, *runs = run.load(data_path("runs/cliff.json"))
+    free, *runs = run.recorded("cliff")
     label = free.recorded or {}
+    needed = free.predicted.mapped_bytes + free.predicted.rss_anon_bytes
     where = f"recorded on {label.get('machine')}, {label.get('date')}"
-    return Sweep(free, tuple(runs), free.predicted.mapped_bytes + free.predicted.rss_anon_bytes, where)
+    return Sweep(free, tuple(runs), needed, label.get("disk_bytes_per_s"), where)
+
+
+def record(folder: Path) -> None:
+    """Write ``cliff.json`` and ``killed.json`` anew, from this machine. For those who maintain the recorded runs."""
+    today = date.today().isoformat()
+    made = cap_sweep(repack=False, n_threads=1)
+    if made.recorded:
+        raise OSError("no memory cap is possible here, so there is nothing to record.")
+    command = "labkit.sweep.record"
+    also = {"disk_bytes_per_s": made.disk_bytes_per_s}
+    run.save([made.free, *made.runs], folder / "cliff.json", date=today, command=command, **also)
+    killed = measure(MODEL, load_mode="none", repack=False, n_threads=1, cap=made.runs[-1].cap_bytes)
+    run.save([killed], folder / "killed.json", date=today, command=command)
