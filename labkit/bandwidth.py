@@ -70,7 +70,7 @@ def _usable_cores(host: Host) -> int:
     return int(min(host.cores, quota))
 
 
-def ram_bandwidth(*, seconds: float = 1.0, progress: Progress | None = None) -> Bandwidth:
+def ram_bandwidth(*, seconds: float = 1.0, n_threads: int | None = None, progress: Progress | None = None) -> Bandwidth:
     """Measure how fast memory can be read, by numpy sums over arrays several times the last-level cache.
 
     The sums are of 64-bit integers. Float sums wait for their own additions: on the EPYC core this was written on they
@@ -78,18 +78,21 @@ def ram_bandwidth(*, seconds: float = 1.0, progress: Progress | None = None) -> 
 
     Args:
         seconds: how long all threads read; a single thread reads for half as long again.
+        n_threads: how many read at once; by default one for each usable core.
         progress: called with (fraction done, what is happening).
 
     Raises:
-        ValueError: `seconds` is not positive.
+        ValueError: `seconds` or `n_threads` is not positive.
         MemoryError: not even 16 MiB a core are available.
     """
     import numpy as np
 
     if seconds <= 0:
         raise ValueError(f"seconds must be positive, not {seconds}.")
+    if n_threads is not None and n_threads < 1:
+        raise ValueError(f"n_threads must be at least 1, not {n_threads}.")
     host = reader().host()
-    cores = _usable_cores(host)
+    cores = n_threads or _usable_cores(host)
     wanted = max(_CACHES * (host.l3_bytes or 0), min(cores * _PER_CORE_BYTES, _PLENTY_BYTES))
     room = wanted if host.available_bytes is None else host.available_bytes // _SHARE
     each = min(wanted, room) // cores // 8 * 8

@@ -56,7 +56,7 @@ class Residency:
             value=0, min=0, max=100, step=1, description="touched, % of the file", continuous_update=False, style=_WIDE
         )
         self.slider.layout.width = "480px"
-        self.again = widgets.Button(description="Evict and start again", tooltip="Forget all pages of this file")
+        self.again = widgets.Button(description="Evict", tooltip="Forget all pages of this file and start again")
         self.image = _image(self._png())
         self.text = widgets.HTML(self._text())
         self.slider.observe(self._move, names="value")

@@ -264,6 +264,12 @@ def test_threads_that_a_quota_can_keep_busy(cores: int, quota: float | None, usa
     assert _usable_cores(host_with(cores=cores, cpu_quota=quota)) == usable
 
 
+def test_ram_bandwidth_uses_the_threads_it_is_given() -> None:
+    assert ram_bandwidth(seconds=0.02, n_threads=1).n_threads == 1
+    with pytest.raises(ValueError, match="n_threads"):
+        ram_bandwidth(seconds=0.02, n_threads=0)
+
+
 def test_ram_bandwidth_reports_progress_and_adds_up() -> None:
     seen: list[tuple[float, str]] = []
     result = ram_bandwidth(seconds=0.2, progress=lambda share, text: seen.append((share, text)))
