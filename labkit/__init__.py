@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from labkit import shapes as shapes
     from labkit.bandwidth import disk_bandwidth as disk_bandwidth
     from labkit.bandwidth import ram_bandwidth as ram_bandwidth
+    from labkit.checking import compare as compare
     from labkit.doctor import examine as examine
-    from labkit.exercises import compare as compare
     from labkit.experiment import measure as measure
     from labkit.gguf import read_header as read_header
     from labkit.mapping import MappedFile as MappedFile
@@ -49,7 +49,7 @@ _WHERE = {
     "cap_sweep": "sweep:cap_sweep",
     "check": "exercises",
     "claims": "claims",
-    "compare": "exercises:compare",
+    "compare": "checking:compare",
     "disk_bandwidth": "bandwidth:disk_bandwidth",
     "engine": "engine",
     "figures": "figures",

@@ -1,65 +1,24 @@
-"""Predictions compared, and answers checked. ``lk.check.NAME(answer)`` in a lab.
-
-A check tells three things apart: not attempted, wrong (with what was expected and which slip leads there), and right.
-"""
+"""The checks of the labs' exercises: ``lk.check.NAME(answer)``. ``checking`` says how an answer is judged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from labkit import gguf, predict
+from labkit.checking import Verdict, check_function, check_number
 from labkit.forge import header_bytes
 from labkit.gguf import Header
 from labkit.settings import Settings
-from labkit.units import GiB, fmt_bytes, fmt_ms, times
+from labkit.units import GiB
 
 PAGE_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a check found: ``state`` is ``not attempted``, ``wrong`` or ``right``."""
-
-    state: str
-    text: str
-
-    def __bool__(self) -> bool:
-        return self.state == "right"
-
-    def __repr__(self) -> str:
-        return f"{self.state}: {self.text}" if self.text else self.state
-
-
-def compare(predicted: Any, measured: float | None, *, unit: str = "ms") -> str:
-    """One sentence: a prediction beside what was measured; ``unit`` is ``ms``, ``tokens/s``, ``bytes`` or a word."""
-    if measured is None:
-        return "Nothing was measured, so there is nothing to compare."
-    if predicted is None or predicted is ...:
-        return f"Measured: {_say(measured, unit)}. You made no prediction; set one above and run this again."
-    if predicted <= 0:
-        return f"Measured: {_say(measured, unit)}. A prediction must be more than 0."
-    return (
-        f"You predicted {_say(predicted, unit)}, measured {_say(measured, unit)}: off by {times(predicted, measured)}."
-    )
-
-
-def _say(value: float, unit: str) -> str:
-    match unit:
-        case "ms":
-            return fmt_ms(value)
-        case "bytes":
-            return fmt_bytes(value)
-        case _:
-            return f"{value:.3g} {unit}"
 
 
 def token_bytes(answer: Any) -> Verdict:
     """Lab 00: bytes that Llama 2 7B Q4_K_M reads for one token (the cache left out)."""
     header = _header("llama-2-7b", "Q4_K_M")
-    return _number(
+    return check_number(
         answer,
         right=predict.bytes_per_token(header, Settings()),
         unit="bytes",
@@ -77,7 +36,7 @@ def ceiling(answer: Any) -> Verdict:
     """Lab 00: tokens per second that 50 GiB/s allow for Llama 2 13B Q4_K_M."""
     read = predict.bytes_per_token(_header("llama-2-13b", "Q4_K_M"), Settings())
     right = 50 * GiB / read
-    return _number(
+    return check_number(
         answer,
         right=right,
         unit="tokens/s",
@@ -98,7 +57,7 @@ def pages(answer: Any) -> Verdict:
     def right(offset: int, nbytes: int) -> int:
         return (offset + nbytes - 1) // PAGE_BYTES - offset // PAGE_BYTES + 1
 
-    return _function(
+    return check_function(
         answer,
         right=right,
         cases=cases,
@@ -119,7 +78,7 @@ def repack(answer: Any) -> Verdict:
     header = _header("llama-2-7b", "Q4_K_M")
     embedding = header.tensor("token_embd.weight").nbytes
     right = sum(t.nbytes for t in predict.repacked(header, cpu_features={"avx2"}))
-    return _number(
+    return check_number(
         answer,
         right=right,
         unit="bytes",
@@ -138,7 +97,7 @@ def cliff(answer: Any) -> Verdict:
     """Lab 01: the smallest cap that does not page, for Llama 3.2 1B Q4_K_M, mapped, repack off, n_ctx 512."""
     header = _header("llama-3.2-1b", "Q4_K_M")
     need = predict.memory(header, Settings(repack=False), cpu_features=())
-    return _number(
+    return check_number(
         answer,
         right=need.mapped_bytes + need.rss_anon_bytes,
         unit="bytes",
@@ -151,52 +110,6 @@ def cliff(answer: Any) -> Verdict:
             ),
         },
     )
-
-
-def _number(answer: Any, *, right: float, unit: str, slips: Mapping[str, float], within: float = 0.0) -> Verdict:
-    if answer is None or answer is ...:
-        return Verdict("not attempted", "put your answer in place of the three dots.")
-    if isinstance(answer, bool) or not isinstance(answer, (int, float)):
-        return Verdict("wrong", f"your answer is a {type(answer).__name__}; a number is asked for.")
-    if _close(answer, right, within):
-        return Verdict("right", _exact(right, unit) + ".")
-    slip = next((text for text, value in slips.items() if _close(answer, value, within)), None)
-    reason = f"; {slip}." if slip else "."
-    return Verdict("wrong", f"yours is {_exact(answer, unit)}, expected {_exact(right, unit)}{reason}")
-
-
-def _exact(value: float, unit: str) -> str:
-    return f"{value:,.0f} bytes ({fmt_bytes(value)})" if unit == "bytes" else _say(value, unit)
-
-
-def _close(a: float, b: float, within: float) -> bool:
-    return a == b if within == 0 else abs(a - b) <= within * abs(b)
-
-
-def _function(
-    answer: Any,
-    *,
-    right: Callable[..., Any],
-    cases: tuple[tuple[Any, ...], ...],
-    slips: Mapping[str, Callable[..., Any]],
-) -> Verdict:
-    if answer is None or answer is ...:
-        return Verdict("not attempted", "write the function first.")
-    if not callable(answer):
-        return Verdict("wrong", f"your answer is a {type(answer).__name__}; a function is asked for.")
-    try:
-        results = [answer(*case) for case in cases]
-    except Exception as error:  # the learner's own code may do anything
-        return Verdict("wrong", f"your function raised {type(error).__name__}: {error}.")
-    if all(result is None or result is ... for result in results):
-        return Verdict("not attempted", "your function returns nothing yet.")
-    expected = [right(*case) for case in cases]
-    if results == expected:
-        return Verdict("right", f"all {len(cases)} cases.")
-    slip = next((text for text, wrong in slips.items() if [wrong(*case) for case in cases] == results), None)
-    case, mine, theirs = next(row for row in zip(cases, results, expected, strict=True) if row[1] != row[2])
-    reason = f"; {slip}." if slip else "."
-    return Verdict("wrong", f"for {case} yours is {mine!r}, expected {theirs!r}{reason}")
 
 
 @cache

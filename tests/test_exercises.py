@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from labkit import exercises, gguf, predict
+from labkit import checking, exercises, gguf, predict
 from labkit.forge import header_bytes
 from labkit.settings import Settings
 from labkit.units import GiB
@@ -22,13 +22,13 @@ CHECKS = (exercises.token_bytes, exercises.ceiling, exercises.pages, exercises.r
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("answer", [None, ...])
-def test_an_open_answer_is_not_attempted(check: Callable[[Any], exercises.Verdict], answer: Any) -> None:
+def test_an_open_answer_is_not_attempted(check: Callable[[Any], checking.Verdict], answer: Any) -> None:
     assert check(answer).state == "not attempted"
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("answer", ["4", [], True, -1, 0])
-def test_nonsense_is_wrong_and_raises_nothing(check: Callable[[Any], exercises.Verdict], answer: Any) -> None:
+def test_nonsense_is_wrong_and_raises_nothing(check: Callable[[Any], checking.Verdict], answer: Any) -> None:
     verdict = check(answer)
     assert verdict.state == "wrong" and not verdict
 
@@ -64,7 +64,7 @@ def test_nonsense_is_wrong_and_raises_nothing(check: Callable[[Any], exercises.V
         (exercises.cliff, ONE.mapped_bytes + ONE.anon_floor_bytes, "compute buffer"),
     ],
 )
-def test_answers_and_slips(check: Callable[[Any], exercises.Verdict], answer: float, said: str | None) -> None:
+def test_answers_and_slips(check: Callable[[Any], checking.Verdict], answer: float, said: str | None) -> None:
     verdict = check(answer)
     assert verdict.state == ("right" if said is None else "wrong"), verdict
     assert said is None or said in verdict.text
@@ -114,4 +114,4 @@ def test_a_function_that_returns_nothing_is_not_attempted() -> None:
     ],
 )
 def test_compare(predicted: float | None, measured: float | None, unit: str, said: str) -> None:
-    assert exercises.compare(predicted, measured, unit=unit) == said
+    assert checking.compare(predicted, measured, unit=unit) == said

@@ -31,12 +31,21 @@ from labkit.units import KiB, MiB, fmt_bytes
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 CAPPED = pytest.mark.skipif(caps.available().how is None, reason=caps.available().reason)
 PHASES = ["start", "load", "context", "prefill", "decode"]
-CAP = 72 * MiB  # room for Python and the libraries, none for the small model's 70 MiB of weights
+CAP = 72 * MiB  # room for Python and its libraries
+GREEDY = {"n_ctx": 1 << 20}  # a cache of 1 GiB for the tiny model
 
 
 @pytest.fixture(scope="module")
 def forged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return forge(small(), "Q4_0", path=tmp_path_factory.mktemp("experiment") / "small.gguf").path
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3 MiB, so that memory goes elsewhere."""
+    narrow = {"embedding_length": 512, "attention_head_count_kv": 2, "feed_forward_length": 1024, "vocab_size": 512}
+    shape = small(attention_head_count=8, **narrow)
+    return forge(shape, "Q4_0", path=tmp_path_factory.mktemp("tiny") / "tiny.gguf").path
 
 
 @pytest.fixture(scope="module")
@@ -162,29 +171,29 @@ def test_generated_text_is_handed_on_as_it_comes() -> None:
     again(run)
 
 
-def test_the_parent_never_imports_the_engine(forged: Path) -> None:
+def test_the_parent_never_imports_the_engine(tiny: Path) -> None:
     code = (
         "import sys; from labkit.experiment import measure\n"
         "print(measure(sys.argv[1], tokens=1).outcome, 'llama_cpp' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, forged], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, tiny], capture_output=True, text=True, timeout=60)
     assert done.stdout == "ok False\n", done.stderr
 
 
 @LINUX
-def test_the_child_is_the_first_to_go(forged: Path) -> None:
+def test_the_child_is_the_first_to_go(tiny: Path) -> None:
     scores: list[str] = []
     look = at("hold", lambda: scores.append(Path(f"/proc/{child().pid}/oom_score_adj").read_text()))
-    assert measure(forged, tokens=0, hold_s=0.2, progress=look).ok
+    assert measure(tiny, tokens=0, hold_s=0.2, progress=look).ok
     assert scores == ["1000\n"]
 
 
 @pytest.mark.parametrize("name", ["path", "SHAPE:QUANT"])
-def test_progress_rises_to_one(name: str, forged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_rises_to_one(name: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     seen: list[tuple[float, str]] = []
     run = measure(
-        forged if name == "path" else "smollm2-135m:Q4_0",
+        tiny if name == "path" else "smollm2-135m:Q4_0",
         tokens=3,
         hold_s=0.01,
         progress=lambda fraction, text: seen.append((fraction, text)),
@@ -195,9 +204,9 @@ def test_progress_rises_to_one(name: str, forged: Path, tmp_path: Path, monkeypa
     assert {"load", "context", "prefill", "hold", "ok", "decode, token 3 of 3"} <= {text for _, text in seen}
 
 
-def test_it_works_from_another_thread(forged: Path) -> None:
+def test_it_works_from_another_thread(tiny: Path) -> None:
     runs: list[Run] = []
-    thread = threading.Thread(target=lambda: runs.append(measure(forged, tokens=1)))
+    thread = threading.Thread(target=lambda: runs.append(measure(tiny, tokens=1)))
     thread.start()
     thread.join()
     assert runs[0].ok
@@ -266,9 +275,9 @@ def _header(path: Path) -> Any:
         ({"type_v": "q8_0", "flash_attn": "off"}, "type_v=q8_0 needs flash attention"),
     ],
 )
-def test_wrong_calls_are_refused_before_anything_starts(wrong: dict[str, Any], message: str, forged: Path) -> None:
+def test_wrong_calls_are_refused_before_anything_starts(wrong: dict[str, Any], message: str, tiny: Path) -> None:
     with pytest.raises(ValueError) as error:
-        measure(forged, **wrong)
+        measure(tiny, **wrong)
     assert str(error.value).startswith(message)
     assert isinstance(error.value, SettingsError) or "cap" in wrong
 
@@ -319,20 +328,21 @@ def test_locked_pages_count_as_memory_that_cannot_be_taken_back(forged: Path, mo
 
 
 @CAPPED
-def test_a_cap_makes_a_large_run_safe(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cap_makes_a_large_run_safe(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_available(monkeypatch, 300 * MiB)
-    assert measure(forged, load_mode="none", n_ctx=65536, cap=CAP).outcome == "oom-killed"
+    assert measure(tiny, **GREEDY).outcome == "refused"
+    assert measure(tiny, cap=CAP, **GREEDY).outcome == "oom-killed"
 
 
-def test_a_run_is_stopped_when_the_machine_runs_short(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_available(monkeypatch, 16 * 1024 * MiB, 16 * 1024 * MiB, 12 * MiB)
-    run = measure(forged, tokens=0, hold_s=60)
-    assert run.outcome == "interrupted" and run.reason.startswith("only 12.0 MiB of memory was left on this machine")
+def test_a_run_is_stopped_when_the_machine_runs_short(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_available(monkeypatch, 1000 * MiB, 101 * MiB, 99 * MiB)
+    run = measure(tiny, tokens=0, hold_s=60)
+    assert run.outcome == "interrupted" and run.reason.startswith("only 99.0 MiB of memory was left on this machine")
 
 
-def test_without_caps_a_capped_run_is_refused(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_caps_a_capped_run_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_NO_CAPS", "1")
-    run = measure(forged, cap="1GiB")
+    run = measure(tiny, cap="1GiB")
     assert run.outcome == "refused"
     assert run.reason == "no memory cap is possible here: memory caps are switched off by LABKIT_NO_CAPS"
     assert (run.cap_bytes, run.cap_how) == (1 << 30, None)
@@ -380,24 +390,24 @@ def test_the_reverse_oom(filled: Path) -> None:
 
 @CAPPED
 @LINUX
-def test_fifty_kills_in_a_row_leave_nothing(forged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fifty_kills_in_a_row_leave_nothing(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    folder = sorted(os.listdir(forged.parent))
+    folder = sorted(os.listdir(tiny.parent))
     before: tuple[int, int] | None = None
     for _ in range(50):
-        run = measure(forged, cap=CAP, load_mode="none", tokens=1, n_threads=1)
-        assert run.outcome == "oom-killed" and run.reason.startswith("the kernel killed it in load"), run.reason
+        run = measure(tiny, cap=CAP, n_threads=1, **GREEDY)
+        assert run.outcome == "oom-killed" and run.reason.startswith("the kernel killed it in context"), run.reason
         now = (psutil.Process().num_fds(), threading.active_count())
         before = before or now
         assert now == before and children() == []
     again(run)
-    assert os.listdir(tmp_path) == [] and sorted(os.listdir(forged.parent)) == folder
-    assert measure(forged, tokens=1).ok
+    assert os.listdir(tmp_path) == [] and sorted(os.listdir(tiny.parent)) == folder
+    assert measure(tiny, tokens=1).ok
 
 
 @CAPPED
-def test_a_cap_too_small_to_start_is_still_a_result(forged: Path) -> None:
-    run = measure(forged, cap=2 * MiB)
+def test_a_cap_too_small_to_start_is_still_a_result(tiny: Path) -> None:
+    run = measure(tiny, cap=2 * MiB)
     assert run.outcome == "oom-killed" and "killed it in start" in run.reason
     again(run)
 
@@ -418,8 +428,8 @@ def test_pages_that_another_process_holds_are_mentioned(smollm2_path: Path) -> N
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("cap", [None, pytest.param("1GiB", marks=CAPPED)])
-def test_a_kill_from_outside_is_told_from_the_kernels(cap: str | None, forged: Path) -> None:
-    run = measure(forged, tokens=1, hold_s=60, cap=cap, progress=at("hold", lambda: child().kill()))
+def test_a_kill_from_outside_is_told_from_the_kernels(cap: str | None, tiny: Path) -> None:
+    run = measure(tiny, tokens=1, hold_s=60, cap=cap, progress=at("hold", lambda: child().kill()))
     assert run.outcome == "interrupted"
     assert run.reason == "something outside killed it in hold (signal 9)."
     assert run.measured is not None and run.measured.decode_ms is not None
@@ -428,8 +438,8 @@ def test_a_kill_from_outside_is_told_from_the_kernels(cap: str | None, forged: P
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_another_signal_is_a_failure_with_its_number(forged: Path) -> None:
-    run = measure(forged, tokens=1, hold_s=60, progress=at("hold", lambda: child().send_signal(signal.SIGSEGV)))
+def test_another_signal_is_a_failure_with_its_number(tiny: Path) -> None:
+    run = measure(tiny, tokens=1, hold_s=60, progress=at("hold", lambda: child().send_signal(signal.SIGSEGV)))
     assert run.outcome == "load-failed" and run.reason.startswith("the engine ended in hold with status -11: ")
 
 
@@ -489,25 +499,25 @@ def test_a_model_deleted_while_it_is_mapped_lives_on(tmp_path: Path) -> None:
     assert measure(path, tokens=3, progress=at("decode", path.unlink)).ok
 
 
-def test_a_text_for_a_forged_model_is_refused_by_the_engine(forged: Path) -> None:
-    run = measure(forged, prompt="hello")
+def test_a_text_for_a_forged_model_is_refused_by_the_engine(tiny: Path) -> None:
+    run = measure(tiny, prompt="hello")
     assert run.outcome == "load-failed"
     assert run.reason == "this model is forged and has no vocabulary: give token ids, not text."
 
 
-def test_it_gives_up_after_a_while(forged: Path) -> None:
+def test_it_gives_up_after_a_while(tiny: Path) -> None:
     start = time.monotonic()
-    run = measure(forged, tokens=1, hold_s=60, timeout_s=1.5, sample_hz=0.05)
+    run = measure(tiny, tokens=1, hold_s=60, timeout_s=1.5, sample_hz=0.05)
     assert run.outcome == "timed-out"
     assert run.reason == "it was still in hold after 2 s; give it longer with timeout_s."
     assert time.monotonic() - start < 15, "a low sampling rate must not delay it"
     again(run)
 
 
-def test_it_can_be_cancelled(forged: Path) -> None:
+def test_it_can_be_cancelled(tiny: Path) -> None:
     cancel = threading.Event()
     start = time.monotonic()
-    run = measure(forged, tokens=1, hold_s=60, sample_hz=0.05, cancel=cancel, progress=at("hold", cancel.set))
+    run = measure(tiny, tokens=1, hold_s=60, sample_hz=0.05, cancel=cancel, progress=at("hold", cancel.set))
     assert (run.outcome, run.reason) == ("interrupted", "it was cancelled.")
     assert run.measured is not None and run.measured.decode_ms is not None
     assert time.monotonic() - start < 15
@@ -515,9 +525,9 @@ def test_it_can_be_cancelled(forged: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("cap", [None, pytest.param("1GiB", marks=CAPPED)])
-def test_ctrl_c_ends_it_and_keeps_what_there_was(cap: str | None, forged: Path) -> None:
+def test_ctrl_c_ends_it_and_keeps_what_there_was(cap: str | None, tiny: Path) -> None:
     with pytest.raises(Interrupted) as stopped:
-        measure(forged, tokens=2, hold_s=60, cap=cap, progress=at("hold", lambda: os.kill(os.getpid(), signal.SIGINT)))
+        measure(tiny, tokens=2, hold_s=60, cap=cap, progress=at("hold", lambda: os.kill(os.getpid(), signal.SIGINT)))
     assert isinstance(stopped.value, KeyboardInterrupt)
     run = stopped.value.run
     assert (run.outcome, run.reason) == ("interrupted", "it was stopped from the keyboard.")
@@ -526,12 +536,12 @@ def test_ctrl_c_ends_it_and_keeps_what_there_was(cap: str | None, forged: Path) 
 
 
 @pytest.mark.parametrize("cap", [None, pytest.param("1GiB", marks=CAPPED)])
-def test_an_error_of_a_callback_ends_it_too(cap: str | None, forged: Path) -> None:
+def test_an_error_of_a_callback_ends_it_too(cap: str | None, tiny: Path) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        measure(forged, tokens=1, hold_s=60, cap=cap, progress=at("hold", fail))
+        measure(tiny, tokens=1, hold_s=60, cap=cap, progress=at("hold", fail))
 
 
 HOLD = """
@@ -547,8 +557,8 @@ measure(sys.argv[1], tokens=1, hold_s=60, progress=progress, cap=sys.argv[2] if 
 
 @LINUX
 @pytest.mark.parametrize("cap", [None, pytest.param("1GiB", marks=CAPPED)])
-def test_the_child_does_not_outlive_its_parent(cap: str | None, forged: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(forged), *([cap] if cap else [])]
+def test_the_child_does_not_outlive_its_parent(cap: str | None, tiny: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tiny), *([cap] if cap else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         orphan = psutil.Process(int(parent.stdout.readline()))
@@ -561,9 +571,9 @@ def test_the_child_does_not_outlive_its_parent(cap: str | None, forged: Path) ->
             assert not [group for group in os.listdir(base) if group.startswith(f"labkit-{parent.pid}-")]
 
 
-def test_the_end_of_its_input_ends_the_child(forged: Path) -> None:
+def test_the_end_of_its_input_ends_the_child(tiny: Path) -> None:
     """Where the kernel does not tell a child that its parent died, the closed pipe does."""
-    job = {"path": str(forged), "settings": {}, "prompt": None, "prompt_tokens": 1, "tokens": 1}
+    job = {"path": str(tiny), "settings": {}, "prompt": None, "prompt_tokens": 1, "tokens": 1}
     job |= {"layers": False, "evict": None, "hold_s": 60}
     command = [sys.executable, "-m", "labkit._child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -1,0 +1,94 @@
+"""How answers are judged: not attempted, wrong (with what was expected and which slip leads there), or right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.units import fmt_bytes, fmt_ms, times
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found: ``state`` is ``not attempted``, ``wrong`` or ``right``."""
+
+    state: str
+    text: str
+
+    def __bool__(self) -> bool:
+        return self.state == "right"
+
+    def __repr__(self) -> str:
+        return f"{self.state}: {self.text}" if self.text else self.state
+
+
+def compare(predicted: Any, measured: float | None, *, unit: str = "ms") -> str:
+    """One sentence: a prediction beside what was measured; ``unit`` is ``ms``, ``tokens/s``, ``bytes`` or a word."""
+    if measured is None:
+        return "Nothing was measured, so there is nothing to compare."
+    if predicted is None or predicted is ...:
+        return f"Measured: {_say(measured, unit)}. You made no prediction; set one above and run this again."
+    if predicted <= 0:
+        return f"Measured: {_say(measured, unit)}. A prediction must be more than 0."
+    return (
+        f"You predicted {_say(predicted, unit)}, measured {_say(measured, unit)}: off by {times(predicted, measured)}."
+    )
+
+
+def _say(value: float, unit: str) -> str:
+    match unit:
+        case "ms":
+            return fmt_ms(value)
+        case "bytes":
+            return fmt_bytes(value)
+        case _:
+            return f"{value:.3g} {unit}"
+
+
+def check_number(answer: Any, *, right: float, unit: str, slips: Mapping[str, float], within: float = 0.0) -> Verdict:
+    if answer is None or answer is ...:
+        return Verdict("not attempted", "put your answer in place of the three dots.")
+    if isinstance(answer, bool) or not isinstance(answer, (int, float)):
+        return Verdict("wrong", f"your answer is a {type(answer).__name__}; a number is asked for.")
+    if _close(answer, right, within):
+        return Verdict("right", _exact(right, unit) + ".")
+    slip = next((text for text, value in slips.items() if _close(answer, value, within)), None)
+    reason = f"; {slip}." if slip else "."
+    return Verdict("wrong", f"yours is {_exact(answer, unit)}, expected {_exact(right, unit)}{reason}")
+
+
+def _exact(value: float, unit: str) -> str:
+    return f"{value:,.0f} bytes ({fmt_bytes(value)})" if unit == "bytes" else _say(value, unit)
+
+
+def _close(a: float, b: float, within: float) -> bool:
+    return a == b if within == 0 else abs(a - b) <= within * abs(b)
+
+
+def check_function(
+    answer: Any,
+    *,
+    right: Callable[..., Any],
+    cases: tuple[tuple[Any, ...], ...],
+    slips: Mapping[str, Callable[..., Any]],
+    same: Callable[[Any, Any], bool] = lambda mine, theirs: bool(mine == theirs),
+    show: Callable[[Any], str] = repr,
+) -> Verdict:
+    if answer is None or answer is ...:
+        return Verdict("not attempted", "write the function first.")
+    if not callable(answer):
+        return Verdict("wrong", f"your answer is a {type(answer).__name__}; a function is asked for.")
+    try:
+        results = [answer(*case) for case in cases]
+    except Exception as error:  # the learner's own code may do anything
+        return Verdict("wrong", f"your function raised {type(error).__name__}: {error}.")
+    if all(result is None or result is ... for result in results):
+        return Verdict("not attempted", "your function returns nothing yet.")
+    expected = [right(*case) for case in cases]
+    if all(map(same, results, expected)):
+        return Verdict("right", f"all {len(cases)} cases.")
+    slip = next((text for text, wrong in slips.items() if all(map(same, results, (wrong(*c) for c in cases)))), None)
+    case, mine, theirs = next(row for row in zip(cases, results, expected, strict=True) if not same(row[1], row[2]))
+    reason = f"; {slip}." if slip else "."
+    return Verdict("wrong", f"for {show(case)} yours is {show(mine)}, expected {show(theirs)}{reason}")
