@@ -8,15 +8,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# These two share their module's name, which importing the module would otherwise put in their place.
+# These share their module's name, which importing the module would otherwise put in their place.
 from labkit.forge import forge
 from labkit.machine import machine
+from labkit.quality import quality
+from labkit.quantize import quantize
 
 if TYPE_CHECKING:
     import labkit.exercises as check  # noqa: F401
+    from labkit import blocks as blocks
     from labkit import claims as claims
     from labkit import engine as engine
     from labkit import figures as figures
+    from labkit import ggml as ggml
+    from labkit import imatrix as imatrix
     from labkit import panels as panels
     from labkit import predict as predict
     from labkit import probe as probe
@@ -26,11 +31,17 @@ if TYPE_CHECKING:
     from labkit.checking import compare as compare
     from labkit.doctor import examine as examine
     from labkit.experiment import measure as measure
+    from labkit.ggml_types import TYPES as TYPES
     from labkit.gguf import read_header as read_header
     from labkit.mapping import MappedFile as MappedFile
     from labkit.models import find as find
+    from labkit.models import suggested as suggested_models  # noqa: F401
+    from labkit.quantplan import plan as plan
     from labkit.run import Run as Run
+    from labkit.run import recorded as recorded_runs  # noqa: F401
     from labkit.settings import Settings as Settings
+    from labkit.sweep import cap_sweep as cap_sweep
+    from labkit.tensordata import read_blocks as read_blocks
     from labkit.units import GiB as GiB
     from labkit.units import MiB as MiB
     from labkit.units import fmt_bytes as fmt_bytes
@@ -41,11 +52,13 @@ __version__ = "0.1.0"
 
 # Public name -> where it lives ("module" alone: the module itself).
 _WHERE = {
+    "TYPES": "ggml_types:TYPES",
     "GiB": "units:GiB",
     "MiB": "units:MiB",
     "MappedFile": "mapping:MappedFile",
     "Run": "run:Run",
     "Settings": "settings:Settings",
+    "blocks": "blocks",
     "cap_sweep": "sweep:cap_sweep",
     "check": "exercises",
     "claims": "claims",
@@ -57,19 +70,23 @@ _WHERE = {
     "find": "models:find",
     "fmt_bytes": "units:fmt_bytes",
     "fmt_ms": "units:fmt_ms",
+    "ggml": "ggml",
+    "imatrix": "imatrix",
     "measure": "experiment:measure",
     "panels": "panels",
     "parse_bytes": "units:parse_bytes",
+    "plan": "quantplan:plan",
     "predict": "predict",
     "probe": "probe",
     "recorded_runs": "run:recorded",
     "ram_bandwidth": "bandwidth:ram_bandwidth",
+    "read_blocks": "tensordata:read_blocks",
     "read_header": "gguf:read_header",
     "shapes": "shapes",
     "suggested_models": "models:suggested",
 }
 
-__all__ = [*_WHERE, "__version__", "forge", "machine"]
+__all__ = [*_WHERE, "__version__", "forge", "machine", "quality", "quantize"]
 
 
 def __getattr__(name: str) -> Any:

@@ -36,6 +36,10 @@ def main() -> int:
     def send(event: str, **values: Any) -> None:
         out.write(json.dumps({"event": event, "t": time.monotonic(), **values}) + "\n")
 
+    if "task" in job:
+        from labkit import _tasks
+
+        return _tasks.run(job, send)
     return _run(job, send)
 
 

@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import importlib.util
 import mmap
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from labkit import caps, gguf, models, storage
+import numpy as np
+
+from labkit import caps, engine, ggml, gguf, mixtures, models, predict, storage
 from labkit import run as runs_file
 from labkit.data import data_path
 from labkit.experiment import measure
 from labkit.forge import ForgeError, header_bytes, models_dir
-from labkit.gguf import GGUFError, Header
+from labkit.gguf import TYPES, GGUFError, Header
 from labkit.machine import machine
 from labkit.models import ModelError
+from labkit.randomblocks import random_blocks
 from labkit.run import Run
 from labkit.settings import Settings
 from labkit.units import GiB
+
+if TYPE_CHECKING:
+    from labkit.quality import Quality
 
 SEVEN_B, ONE_B, REAL = "llama-2-7b:Q4_K_M", "llama-3.2-1b:Q4_K_M", "smollm2"
 # For paging. Not the bundled model: a notebook that has it mapped would keep its pages in memory, cap or no cap.
@@ -47,6 +55,10 @@ class Bench:
     Args:
         using: runs to look through first. Recorded ones serve only where nothing can be measured.
         measure: makes a Run as ``experiment.measure`` does.
+
+    Attributes:
+        qualities: of the bundled model in a mixture, with an importance matrix or without. What was measured elsewhere
+            on the kit's English text may be put in.
     """
 
     def __init__(self, using: Iterable[Run] = (), *, measure: Callable[..., Run] = measure) -> None:
@@ -56,13 +68,14 @@ class Bench:
         self._given_recorded = [run for run in given if run.recorded is not None]
         self._measure = measure
         self._made: dict[str, Run] = {}
+        self.qualities: dict[tuple[str, bool], Quality] = {}
         self.progress: Progress = lambda fraction, text: None
         self.begin()
 
     def begin(self) -> None:
         """A new check starts: forget which figures the last one used."""
         self.used: list[Run] = []
-        self.looked = False  # at something that is not a run: the disk, a mapping
+        self.looked = False  # at something that is not a run: a file, the disk, a mapping
 
     def choose(self, *settings: Settings, among: Sequence[str] = LARGEST, tokens: int = 1) -> str:
         """The model for a check: one that was given with a run of each of ``settings``, else one that fits here.
@@ -144,6 +157,7 @@ class Bench:
             Unsettled: there is no such model here.
         """
         if ":" not in model:
+            self.looked = True
             return gguf.read_header(self._path(model))
         shape, quant, *filled = model.split(":")
         return gguf.read_header(header_bytes(shape, quant, fill=bool(filled)))
@@ -184,10 +198,99 @@ class Bench:
         """
         spec = importlib.util.find_spec("llama_cpp")
         folders = (spec.submodule_search_locations or []) if spec else []
-        libraries = [path for folder in folders for path in Path(folder, "lib").glob("*ll*") if path.is_file()]
+        named = [Path(folder, "lib").glob(name) for folder in folders for name in ("*llama*", "*ggml-base*")]
+        libraries = [path for found in named for path in found if path.is_file()]
         if not libraries:
             raise Unsettled("llama-cpp-python is not installed")
         return any(word in path.read_bytes().lower() for path in libraries)
+
+    def head(self, model: str) -> bytes:
+        """The bytes of a model's file before its first tensor.
+
+        Raises:
+            Unsettled: there is no such model here.
+        """
+        with open(self._path(model), "rb") as file:
+            return file.read(self.header(model).data_offset)
+
+    def weights_changed(self, type_name: str) -> tuple[int, ...]:
+        """For each byte of a block, how many weights come out of ggml otherwise when the byte's lowest bit changes.
+
+        Raises:
+            Unsettled: llama.cpp is not installed.
+        """
+        block = TYPES[type_name]
+        changed = np.zeros((block.block_bytes, block.block_elems), bool)
+        self.looked = True
+        for original in random_blocks(type_name, 16, seed=0):  # a weight of 0 hides its scale, but not in all blocks
+            flipped = original ^ np.eye(block.block_bytes, dtype=np.uint8)
+            with _or_unsettled(engine.EngineError):
+                weights = ggml.decode(type_name, np.vstack((original, flipped))).reshape(-1, block.block_elems)
+            changed |= weights[1:] != weights[0]
+        return tuple(changed.sum(axis=1).tolist())
+
+    def rounding_error(self, type_name: str) -> float:
+        """Root mean square error of normally distributed weights after ggml rounded them, as a share of their spread.
+
+        Raises:
+            Unsettled: llama.cpp is not installed.
+        """
+        weights = np.random.default_rng(0).standard_normal(1 << 18, np.float32)
+        self.looked = True
+        with _or_unsettled(engine.EngineError):
+            error = ggml.decode(type_name, ggml.encode(type_name, weights)) - weights
+        return float(np.sqrt(np.mean(error**2)) / weights.std())
+
+    def types_given(self, model: str, quant: str) -> dict[str, str]:
+        """The type that llama.cpp gives each tensor of a model when it quantizes it; the file is not kept.
+
+        Raises:
+            Unsettled: llama.cpp is not installed or refuses.
+        """
+        source, ftype = self._path(model), mixtures.find(quant).ftype
+        self.looked = True
+        with _or_unsettled(engine.EngineError, GGUFError, OSError), tempfile.TemporaryDirectory() as folder:
+            target = Path(folder, "quantized.gguf")
+            engine.quantize(source, target, ftype=ftype, threads=engine.usable_cores(), allow_requantize=True)
+            return {tensor.name: tensor.type for tensor in gguf.read_header(target).tensors}
+
+    def cache_bytes(self, model: str, cache_type: str) -> int:
+        """The KV cache that llama.cpp would make for 512 tokens, by its own dry run.
+
+        Raises:
+            Unsettled: llama.cpp is not installed or refuses.
+        """
+        path = self._path(model)
+        self.looked = True
+        with _or_unsettled(engine.EngineError):
+            return engine.dry_run(path, Settings(type_k=cache_type, type_v=cache_type)).kv_bytes
+
+    def relaid_bytes(self, model: str) -> int:
+        """Bytes of a model's weights that the CPU backend would lay out anew on this machine (predicted)."""
+        return predict.memory(self.header(model), Settings(), cpu_features=engine.cpu_features()).repack_bytes
+
+    def quality(self, quant: str, *, imatrix: bool = False) -> Quality:
+        """What the bundled model loses in a mixture, counted from the F16 that is made from its own file.
+
+        Raises:
+            Unsettled: llama.cpp is not installed or refuses, or the disk is full.
+        """
+        self.looked = True
+        if (quant, imatrix) not in self.qualities:
+            self.qualities[quant, imatrix] = self._quality(quant, imatrix)
+        return self.qualities[quant, imatrix]
+
+    def _quality(self, quant: str, imatrix: bool) -> Quality:
+        from labkit.imatrix import collect
+        from labkit.quality import quality
+        from labkit.quantize import quantize
+        from labkit.task import TaskError
+
+        how: dict[str, Any] = {"progress": self.progress}
+        with _or_unsettled(TaskError, ModelError, GGUFError, OSError):
+            reference = quantize(REAL, "F16", **how).path
+            matrix = collect(reference, **how) if imatrix else None
+            return quality(quantize(reference, quant, imatrix=matrix, **how).path, reference, **how)
 
     def _path(self, model: str) -> Path:
         try:
@@ -232,6 +335,15 @@ class Bench:
         except FileNotFoundError:
             files = []
         return self._given_recorded + [run for path in files for run in runs_file.load(path)]
+
+
+@contextmanager
+def _or_unsettled(*errors: type[Exception]) -> Iterator[None]:
+    """Turn what llama.cpp or the disk refuses into the reason why a claim stays open."""
+    try:
+        yield
+    except errors as error:
+        raise Unsettled(str(error).rstrip(".")) from None
 
 
 def _fits(run: Run, wanted: Settings) -> bool:

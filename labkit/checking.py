@@ -92,3 +92,27 @@ def check_function(
     case, mine, theirs = next(row for row in zip(cases, results, expected, strict=True) if not same(row[1], row[2]))
     reason = f"; {slip}." if slip else "."
     return Verdict("wrong", f"for {show(case)} yours is {show(mine)}, expected {show(theirs)}{reason}")
+
+
+def check_values(answer: Any, *, right: Mapping[str, float], slips: Mapping[str, Mapping[str, float]]) -> Verdict:
+    """Judge a dict of numbers; only the names in ``right`` count."""
+    if (
+        answer is None
+        or answer is ...
+        or (isinstance(answer, dict) and all(v is None or v is ... for v in answer.values()))
+    ):
+        return Verdict("not attempted", "put your answer in place of the three dots.")
+    if not isinstance(answer, Mapping):
+        return Verdict("wrong", f"your answer is a {type(answer).__name__}; a dict of name and number is asked for.")
+    missing = [name for name in right if not isinstance(answer.get(name), (int, float))]
+    if missing:
+        return Verdict("wrong", f"there is no number yet for {', '.join(missing)}.")
+    mine = {name: float(answer[name]) for name in right}
+    bad = [name for name in right if mine[name] != right[name]]
+    if not bad:
+        return Verdict("right", f"all {len(right)}.")
+    # A slip may agree with the truth for some names, so it is compared where the answer is wrong.
+    slip = next((text for text, wrong in slips.items() if all(mine[name] == wrong[name] for name in bad)), None)
+    name = bad[0]
+    reason = f"; {slip}." if slip else "."
+    return Verdict("wrong", f"{name} is {mine[name]:g} in yours, expected {right[name]:g}{reason}")

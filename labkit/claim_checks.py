@@ -391,12 +391,6 @@ CHECKS: dict[str, Callable[[Bench], Finding]] = {
 }
 
 
-def rule(identifier: str) -> str:
-    """How the check of a claim decides, in a few sentences; empty if there is no check."""
-    check = CHECKS.get(identifier)
-    return " ".join((check.__doc__ or "").split()) if check else ""
-
-
 def _at(run: Run, phase: str, kind: str) -> int:
     """A figure at the end of a phase; kind ``rss`` is anonymous and file-backed memory together."""
     if kind == "rss":

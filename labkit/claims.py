@@ -20,8 +20,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from labkit import claim_checks, claim_checks_02
 from labkit.bench import Bench, Unsettled
-from labkit.claim_checks import CHECKS, rule
 from labkit.forge import models_dir
 from labkit.ledger import OPEN, SYMBOLS, Claim, Settled, all, get
 from labkit.machine import machine
@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 SCHEMA = 1
+CHECKS = {**claim_checks.CHECKS, **claim_checks_02.CHECKS}
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,12 @@ def settle(*ids: str, using: Iterable[Run] = (), bench: Bench | None = None) -> 
     return tuple(settled)
 
 
-def settle_lab(lab: str, *, using: Iterable[Run] = ()) -> Report:
+def settle_lab(lab: str, *, using: Iterable[Run] = (), bench: Bench | None = None) -> Report:
     """Settle all claims of one lab, keep the verdicts, and show them.
 
     Args:
         lab: its two digits, such as ``"01"``.
-        using: as for ``settle``.
+        using, bench: as for ``settle``.
 
     Raises:
         ValueError: no claim belongs to that lab.
@@ -109,7 +110,7 @@ def settle_lab(lab: str, *, using: Iterable[Run] = ()) -> Report:
     ids = [claim.id for claim in all() if claim.lab == lab]
     if not ids:
         raise ValueError(f"no claim is settled by lab {lab!r}: write its two digits, as in 01.")
-    rows = settle(*ids, using=using)
+    rows = settle(*ids, using=using, bench=bench)
     record(rows)
     return Report(rows)
 
@@ -136,6 +137,12 @@ def _label(values: Any) -> str:
     limit = values.get("limit_bytes")
     words = [values.get("cpu_name") or values.get("system") or "unknown", f"{values.get('cores', '?')} cores"]
     return ", ".join([*words, fmt_bytes(limit)] if limit else words)
+
+
+def rule(identifier: str) -> str:
+    """How the check of a claim decides, in a few sentences; empty if there is no check."""
+    check = CHECKS.get(identifier)
+    return " ".join((check.__doc__ or "").split()) if check else ""
 
 
 def report(settled: Iterable[Settled]) -> Report:

@@ -68,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         "--ctx", type=int, metavar="N", help="also predict the KV cache and compute buffer for N tokens"
     )
     _cache_type(inspect)
+    inspect.add_argument(
+        "--quant", metavar="QUANT", help="also predict each tensor's type and the size after quantizing, as in Q4_K_M"
+    )
 
     forge = add("forge", _forge, "Write a model of a published shape without its weights.", data)
     forge.add_argument("shape", metavar="SHAPE", nargs="?", help="as in llama-2-7b; none lists them")
@@ -152,7 +155,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from labkit import gguf, models, predict
+    from labkit import gguf, models, predict, quantplan
     from labkit.settings import Settings
 
     header = gguf.read_header(models.find(args.model).path)
@@ -172,6 +175,9 @@ def _inspect(args: argparse.Namespace) -> int:
         compute, exact = predict.compute_bytes(header, chosen)
         values |= {"n_ctx": chosen.n_ctx, "kv_bytes": predict.kv_bytes(header, chosen)}
         values |= {"compute_bytes": compute, "compute_exact": exact}
+    plan = quantplan.plan(header, args.quant) if args.quant else None
+    if plan is not None:
+        values["quant"] = plan.to_dict()
     if args.json:
         _print_json(values)
         return OK
@@ -184,7 +190,17 @@ def _inspect(args: argparse.Namespace) -> int:
         about = "" if values["compute_exact"] else "about "
         print(f"KV cache {fmt_bytes(values['kv_bytes'])} for {values['n_ctx']} tokens, ", end="")
         print(f"compute buffer {about}{fmt_bytes(values['compute_bytes'])}")
+    if plan is not None:
+        _print_plan(plan)
     return OK
+
+
+def _print_plan(plan: Any) -> None:
+    print(f"as {plan.quant}: file {fmt_bytes(plan.file_bytes)}, {plan.bpw:.2f} bits per weight")
+    for name, (n, size) in sorted(plan.types.items(), key=lambda item: -item[1][1]):
+        print(f"  {name:8} {n:4} tensors {fmt_bytes(size):>10}")
+    if plan.fallbacks:
+        print(f"{plan.fallbacks} of {len(plan.tensors)} tensors fall back: their rows are no whole number of blocks")
 
 
 def _plain(value: Any) -> Any:
@@ -259,6 +275,8 @@ def _print_run(run: Any) -> None:
     if run.text:
         print()
     print(f"{run.model.name}: {run.outcome}" + (f", {run.reason}" if run.reason else ""))
+    if run.caution:
+        print(f"note: {run.caution}")
     p, m = run.predicted, run.measured
     if m is None:
         print(f"predicted: {fmt_bytes(p.rss_anon_bytes)} anonymous, {fmt_bytes(p.rss_file_bytes)} file-backed")

@@ -61,7 +61,7 @@ def examine() -> Doctor:
 def _labs(here: Machine, built: EngineInfo, problem: str | None, cap: caps.CapMethod) -> dict[str, LabCheck]:
     blocked = built.problem or problem
     if blocked:
-        return {lab: LabCheck(False, blocked) for lab in ("00", "01")}
+        return {lab: LabCheck(False, blocked) for lab in ("00", "01", "02")}
     large = (here.available_bytes or 0) >= 6 * GiB and here.profile == "full"
     size = "a forged 7B" if large else "smaller forged models, since memory is short"
     paging = (
@@ -72,6 +72,7 @@ def _labs(here: Machine, built: EngineInfo, problem: str | None, cap: caps.CapMe
     return {
         "00": LabCheck(True, f"live, with SmolLM2 and {size}."),
         "01": LabCheck(True, f"live, with SmolLM2 and {size}; {paging}."),
+        "02": LabCheck(True, "live, with SmolLM2, which it quantizes to eight types."),
     }
 
 

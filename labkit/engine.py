@@ -12,8 +12,9 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.enginelog import Buffer, KVCache, first_reason, parse_buffers, parse_kv, parse_recurrent
+from labkit.ggml_types import TYPES
+from labkit.ggmltensor import Reader
 from labkit.settings import CACHE_TYPES, FLASH_ATTN, LOAD_MODES, Settings
 
 PINNED = "0.3.36"
@@ -119,9 +122,12 @@ class _Log:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.errors: list[str] = []
+        self.hear: Callable[[str], None] | None = None
         self._rest = ""
 
     def add(self, text: str, *, error: bool = False) -> None:
+        if self.hear:
+            self.hear(text)
         *whole, self._rest = (self._rest + text).split("\n")
         self.lines += whole
         if error:
@@ -225,6 +231,8 @@ class Model:
         self.buffers = parse_buffers(self.log)
         self._vocab = ll.llama_model_get_vocab(self._ptr)
         self.n_vocab = int(ll.llama_vocab_n_tokens(self._vocab))
+        # The token every text of this model begins with, if there is one.
+        self.bos = int(ll.llama_vocab_bos(self._vocab)) if ll.llama_vocab_get_add_bos(self._vocab) else None
         self.n_layer = int(ll.llama_model_n_layer(self._ptr))
 
     def __enter__(self) -> Model:
@@ -276,19 +284,31 @@ class Model:
 
 
 OnLayer = Callable[[int], None]
+OnMatmul = Callable[[str, NDArray[np.float32], NDArray[np.int32], int], None]
 
 
 class Context:
     """A model with a KV cache and compute buffers, ready to decode. Use as a context manager."""
 
-    def __init__(self, model: Model, settings: Settings, *, on_layer: OnLayer | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        settings: Settings,
+        *,
+        on_layer: OnLayer | None = None,
+        on_matmul: OnMatmul | None = None,
+    ) -> None:
         """Allocate the context.
 
         Args:
             on_layer: called with the layer's index after each layer's output has been computed.
+            on_matmul: called after each multiplication by a weight of a block, with the weight's name, the rows that
+                were multiplied, shape (n, ne0), for each row which expert it went to, shape (n,), and the number of
+                experts (1 for a plain matrix).
 
         Raises:
             EngineError: llama.cpp refused, for instance because the cache does not fit in memory.
+            LayoutError: ``on_matmul`` cannot read this build's tensors.
         """
         ll = _ll()
         params = ll.llama_context_default_params()
@@ -298,7 +318,7 @@ class Context:
         params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
         params.n_threads = params.n_threads_batch = settings.n_threads or usable_cores()
         params.n_outputs_max = settings.n_outputs_max or 0
-        self._on_eval = _eval_callback(on_layer)  # llama.cpp keeps the pointer as long as the context lives
+        self._on_eval = _eval_callback(on_layer, on_matmul)  # llama.cpp keeps the pointer as long as the context lives
         if self._on_eval is not None:
             params.cb_eval = self._on_eval
         _log.take()
@@ -325,8 +345,8 @@ class Context:
             _ll().llama_free(self._ptr)
             self._ptr = None
 
-    def decode(self, tokens: Sequence[int]) -> None:
-        """Run the model over ``tokens``; logits are kept for the last one.
+    def decode(self, tokens: Sequence[int], *, every: bool = False) -> None:
+        """Run the model over ``tokens``; logits are kept for the last one, or for ``every`` one of the last batch.
 
         Raises:
             EngineError: the cache is full, a token id is outside the vocabulary, or the computation failed.
@@ -339,7 +359,11 @@ class Context:
         for start in range(0, len(tokens), self.n_batch):
             part = tokens[start : start + self.n_batch]
             array = (ll.llama_token * len(part))(*part)
-            status = ll.llama_decode(self._ptr, ll.llama_batch_get_one(array, len(part)))
+            batch = ll.llama_batch_get_one(array, len(part))
+            if every:
+                wanted = (ctypes.c_int8 * len(part))(*[1] * len(part))
+                batch.logits = ctypes.cast(wanted, ctypes.POINTER(ctypes.c_int8))
+            status = ll.llama_decode(self._ptr, batch)
             if status == 1:
                 cells = ll.llama_n_ctx_seq(self._ptr)
                 raise EngineError(
@@ -348,6 +372,29 @@ class Context:
             if status:
                 raise EngineError(f"llama_decode failed with status {status}: {_log.why()}.")
             self.n_past += len(part)
+
+    def clear(self) -> None:
+        """Forget all tokens, so that the next one is the first."""
+        ll = _ll()
+        ll.llama_memory_clear(ll.llama_get_memory(self._ptr), True)
+        self.n_past = 0
+
+    def rows(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+        """Forget everything, run the model over ``tokens``, and yield each one's scores for the token after it.
+
+        Memory is that of ``n_batch`` rows, whatever the number of tokens. A row, shape (n_vocab,), is llama.cpp's own
+        memory and holds only until the next one is asked for.
+
+        Raises:
+            EngineError: see ``decode``.
+        """
+        ll = _ll()
+        self.clear()
+        for start in range(0, len(tokens), self.n_batch):
+            part = tokens[start : start + self.n_batch]
+            self.decode(part, every=True)
+            for i in range(len(part)):
+                yield np.ctypeslib.as_array(ll.llama_get_logits_ith(self._ptr, i), shape=(self._model.n_vocab,))
 
     def logits(self) -> NDArray[np.float32]:
         """Scores for the next token, shape (n_vocab,), a copy.
@@ -414,24 +461,85 @@ def _device_array(names: Sequence[str]) -> Any:
     return (ctypes.c_void_p * (len(names) + 1))(*[lib.ggml_backend_dev_get(known[name]) for name in names], None)
 
 
-def _eval_callback(on_layer: OnLayer | None) -> Any:
-    if on_layer is None:
+def _eval_callback(on_layer: OnLayer | None, on_matmul: OnMatmul | None) -> Any:
+    if on_layer is None and on_matmul is None:
         return None
     ll, base = _ll(), _library("ggml-base")
     assert base is not None  # part of the same package
-    base.ggml_get_name.argtypes = [ctypes.c_void_p]
-    base.ggml_get_name.restype = ctypes.c_char_p
+    read = Reader(base)
 
     @ll.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator]
     def on_eval(tensor: int, ask: bool, user: Any) -> bool:
-        name: bytes = base.ggml_get_name(tensor)
-        wanted = name.startswith(b"l_out-")
-        if wanted and not ask:
+        name = read.name(tensor)
+        layer = on_layer is not None and name.startswith("l_out-")
+        matmul = on_matmul is not None and read.multiplies_a_weight(tensor)
+        if ask:  # "do you want this tensor?" Afterwards: "go on?"
+            return layer or matmul
+        if layer and on_layer is not None:
             on_layer(int(name[6:]))
-        # When asked: "do you want this tensor?". Afterwards: "go on?"
-        return wanted if ask else True
+        if matmul and on_matmul is not None:
+            on_matmul(*read.multiplied(tensor))
+        return True
 
     return on_eval
+
+
+_QUANTIZE_BUFFER_BYTES = 256 << 20  # llama.cpp's own default is 8 GiB
+
+
+def quantize(
+    source: Path,
+    target: Path,
+    *,
+    ftype: int,
+    threads: int,
+    allow_requantize: bool = False,
+    token_embedding_type: str | None = None,
+    output_tensor_type: str | None = None,
+    imatrix: Mapping[str, NDArray[np.float32]] | None = None,
+    on_tensor: Callable[[str], None] | None = None,
+) -> None:
+    """Write ``source`` in another mixture (llama_model_quantize). What llama.cpp aborts on must be refused before.
+
+    Args:
+        ftype: number of the mixture, as in ``mixtures``.
+        imatrix: for each tensor's name, how much each column matters, shape (n_expert × ne0,).
+        on_tensor: called with a tensor's name when its turn comes.
+
+    Raises:
+        EngineError: llama.cpp failed; the target may be incomplete.
+    """
+    ll = _ll()
+    params = ll.llama_model_quantize_default_params()
+    params.ftype, params.nthread, params.allow_requantize = ftype, threads, allow_requantize
+    params.max_buf_size = _QUANTIZE_BUFFER_BYTES
+    if token_embedding_type is not None:
+        params.token_embedding_type = TYPES[token_embedding_type].id
+    if output_tensor_type is not None:
+        params.output_tensor_type = TYPES[output_tensor_type].id
+    weights = {name.encode(): np.ascontiguousarray(values, np.float32) for name, values in (imatrix or {}).items()}
+    entries = (ll.llama_model_imatrix_data * (len(weights) + 1))()  # the last one stays empty: it ends the list
+    for entry, (name, values) in zip(entries, weights.items(), strict=False):
+        data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        entry.name, entry.data, entry.size = name, data, values.size
+    if weights:
+        params.imatrix = entries
+
+    def hear(text: str) -> None:
+        match = re.match(r"\[ *\d+/ *\d+\] (\S+)", text)
+        if match and on_tensor:
+            on_tensor(match[1])
+
+    _log.take()
+    _log.hear = hear
+    try:
+        status = ll.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params))
+    finally:
+        _log.hear = None
+    why = _log.why().rpartition("failed to quantize: ")[2]  # the line may begin with the tensor at hand
+    _log.take()
+    if status:
+        raise EngineError(f"llama.cpp cannot quantize {source.name}: {why}.")
 
 
 __all__ = [
@@ -449,6 +557,7 @@ __all__ = [
     "dry_run",
     "info",
     "installed_version",
+    "quantize",
     "usable_cores",
     "version_problem",
 ]

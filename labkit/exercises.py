@@ -7,6 +7,10 @@ from typing import Any
 
 from labkit import gguf, predict
 from labkit.checking import Verdict, check_function, check_number
+from labkit.exercises_02 import bits as bits
+from labkit.exercises_02 import q4_k as q4_k
+from labkit.exercises_02 import q6_weight as q6_weight
+from labkit.exercises_02 import scales as scales
 from labkit.forge import header_bytes
 from labkit.gguf import Header
 from labkit.settings import Settings

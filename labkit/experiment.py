@@ -18,7 +18,7 @@ from labkit.caps import available as cap_available
 from labkit.childprocess import Child
 from labkit.engine import cpu_features, version_problem
 from labkit.enginelog import Buffer
-from labkit.machine import Machine, machine
+from labkit.machine import Machine, available_bytes, machine
 from labkit.predict import Predicted
 from labkit.progress import Progress, bar
 from labkit.run import LayerStep, Measured, ModelInfo, Phase, Run, Sample, Timings
@@ -253,7 +253,7 @@ class _Watch:
                 "timed-out", f"it was still in {self.phase} after {timeout_s:.0f} s; give it longer with timeout_s."
             )
         else:
-            left, before = machine().available_bytes, self.blank.machine.get("available_bytes")
+            left, before = available_bytes(), self.blank.machine.get("available_bytes")
             if left is not None and before and left < ABORT_SHARE * before:
                 self.stop(
                     "interrupted", f"only {fmt_bytes(left)} of memory was left on this machine, so it was stopped."

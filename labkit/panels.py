@@ -16,6 +16,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit import figures, gguf, models, predict
+from labkit.blockpanel import BlockExplorer
 from labkit.experiment import measure
 from labkit.mapping import MappedFile
 from labkit.progress import Progress
@@ -277,4 +278,4 @@ class Ask:
         self.runner.state.value = say((run.outcome if run.ok else f"{run.outcome}: {run.reason}") + speed)
 
 
-__all__ = ["Ask", "Residency", "WhatIf", "WhereItIs"]
+__all__ = ["Ask", "BlockExplorer", "Residency", "WhatIf", "WhereItIs"]

@@ -228,13 +228,14 @@ def save(runs: Iterable[Run], path: str | Path, *, date: str, command: str, **al
 
 
 def load(path: str | Path) -> tuple[Run, ...]:
-    """Read runs that ``save`` wrote.
+    """Read runs that ``save`` wrote, or the one that ``labkit measure --json`` printed.
 
     Raises:
         ValueError: the file holds something else.
         OSError: it cannot be read.
     """
-    return tuple(Run.from_dict(row) for row in json.loads(Path(path).read_text(encoding="utf-8")))
+    rows = json.loads(Path(path).read_text(encoding="utf-8"))
+    return tuple(Run.from_dict(row) for row in (rows if isinstance(rows, list) else [rows]))
 
 
 def recorded(name: str) -> tuple[Run, ...]:

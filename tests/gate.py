@@ -290,6 +290,8 @@ def exercises(nb: Notebook) -> dict[str, bool]:
 
 
 def _is_gap(node: ast.AST) -> bool:
+    if isinstance(node, ast.Dict):
+        return bool(node.values) and all(map(_is_gap, node.values))
     return isinstance(node, ast.Constant) and node.value is Ellipsis
 
 

@@ -368,8 +368,8 @@ def test_a_recorded_run_serves_only_where_none_can_be_measured() -> None:
 def test_unknown_claims_are_refused_and_later_labs_named() -> None:
     with pytest.raises(ValueError, match="ids run from C001 to C130"):
         claims.settle("C999")
-    (row,) = claims.settle("c017", bench=FakeBench())
-    assert (row.id, row.verdict, row.evidence) == ("C017", "open", "Not settled here: lab 02 settles it.")
+    (row,) = claims.settle("c034", bench=FakeBench())
+    assert (row.id, row.verdict, row.evidence) == ("C034", "open", "Not settled here: lab 03 settles it.")
 
 
 def test_a_verdict_outside_the_vocabulary_is_refused() -> None:
@@ -391,7 +391,7 @@ def test_records_merge_and_open_replaces_nothing(tmp_path: Path) -> None:
 
 
 def test_a_lab_settles_its_claims_and_keeps_the_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "settle", lambda *ids, using: tuple(replace(ROW, id=name) for name in ids))
+    monkeypatch.setattr(claims, "settle", lambda *ids, **how: tuple(replace(ROW, id=name) for name in ids))
     shown = claims.settle_lab("05")
     assert [row.id for row in shown.rows] == [claim.id for claim in claims.all() if claim.lab == "05"] != []
     assert list(claims.recorded().values()) == list(shown.rows)

@@ -30,6 +30,7 @@ from labkit.units import KiB, MiB, fmt_bytes
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 CAPPED = pytest.mark.skipif(caps.available().how is None, reason=caps.available().reason)
+LOCKS = pytest.mark.skipif((machine().lockable_bytes or 0) < 400 * MiB, reason="this user may lock little memory")
 PHASES = ["start", "load", "context", "prefill", "decode"]
 CAP = 72 * MiB  # room for Python and its libraries
 GREEDY = {"n_ctx": 1 << 20}  # a cache of 1 GiB for the tiny model
@@ -164,7 +165,7 @@ def test_what_is_seen_from_outside_agrees_with_itself(forged: Path) -> None:
 
 def test_generated_text_is_handed_on_as_it_comes() -> None:
     heard: list[str] = []
-    run = measure("smollm2", prompt="What is the capital of France?", tokens=8, on_text=heard.append)
+    run = measure("smollm2", prompt="What is the capital of France?", tokens=8, on_text=heard.append, n_threads=1)
     assert run.ok and len(heard) > 1
     assert "".join(heard) == run.text and "Paris" in run.text
     assert len(run.timings.decode_ms) == len(heard)
@@ -217,7 +218,7 @@ def test_it_works_from_another_thread(tiny: Path) -> None:
 
 @LINUX
 def test_each_layer_of_each_token_is_noted(forged: Path) -> None:
-    run = measure(forged, tokens=3, layers=True)
+    run = measure(forged, tokens=3, layers=True, n_threads=1)
     assert run.ok
     assert [(step.token, step.layer) for step in run.layers] == [(t, n) for t in range(3) for n in range(2)]
     for token, ms in enumerate(run.timings.decode_ms):
@@ -227,7 +228,10 @@ def test_each_layer_of_each_token_is_noted(forged: Path) -> None:
 
 @LINUX
 def test_evicted_pages_are_read_again(filled: Path) -> None:
-    runs = {evict: measure(filled, tokens=2, layers=True, evict=evict, repack=False) for evict in (None, "readahead")}
+    runs = {
+        evict: measure(filled, tokens=2, layers=True, evict=evict, repack=False, n_threads=1)
+        for evict in (None, "readahead")
+    }
     for run in runs.values():
         assert run.ok and len(run.layers) == 4 * 2
     warm, cold = (sum(step.read_bytes for step in run.layers) for run in runs.values())
@@ -239,7 +243,8 @@ def test_evicted_pages_are_read_again(filled: Path) -> None:
 @LINUX
 def test_without_readahead_every_page_is_a_major_fault(filled: Path) -> None:
     runs = {
-        evict: measure(filled, tokens=1, layers=True, evict=evict, repack=False) for evict in ("random", "readahead")
+        evict: measure(filled, tokens=1, layers=True, evict=evict, repack=False, n_threads=1)
+        for evict in ("random", "readahead")
     }
     faults = {evict: sum(step.major_faults for step in run.layers) for evict, run in runs.items()}
     layers = sum(t.nbytes for t in _header(filled).tensors if t.name.startswith("blk."))
@@ -291,14 +296,11 @@ def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:
         measure(tmp_path)
 
 
-def with_available(monkeypatch: pytest.MonkeyPatch, *available: int) -> None:
-    """The machine has so many bytes available, at each look."""
-    here, looks = machine(), list(available)
-
-    def fake() -> Any:
-        return replace(here, available_bytes=looks.pop(0) if len(looks) > 1 else looks[0])
-
-    monkeypatch.setattr(experiment, "machine", fake)
+def with_available(monkeypatch: pytest.MonkeyPatch, at_start: int, *later: int) -> None:
+    """So much memory is available at the start, and at each look afterwards."""
+    here, looks = machine(), list(later or [at_start])
+    monkeypatch.setattr(experiment, "machine", lambda: replace(here, available_bytes=at_start))
+    monkeypatch.setattr(experiment, "available_bytes", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
 
 
 def test_a_run_that_could_hurt_the_machine_is_refused(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +337,7 @@ def test_a_cap_makes_a_large_run_safe(tiny: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_run_is_stopped_when_the_machine_runs_short(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_available(monkeypatch, 1000 * MiB, 101 * MiB, 99 * MiB)
+    with_available(monkeypatch, 1000 * MiB, 1000 * MiB, 101 * MiB, 99 * MiB)
     run = measure(tiny, tokens=0, hold_s=60)
     assert run.outcome == "interrupted" and run.reason.startswith("only 99.0 MiB of memory was left on this machine")
 
@@ -369,7 +371,7 @@ def test_pages_of_a_file_give_way_under_a_cap(filled: Path) -> None:
 
 
 @CAPPED
-@pytest.mark.parametrize("load_mode", ["none", "mlock", "mmap+mlock"])
+@pytest.mark.parametrize("load_mode", ["none", "mlock", pytest.param("mmap+mlock", marks=LOCKS)])
 def test_memory_that_cannot_give_way_is_killed(load_mode: str, filled: Path) -> None:
     run = measure(filled, cap=100 * MiB, load_mode=load_mode, repack=False)
     assert run.outcome == "oom-killed"
@@ -381,6 +383,7 @@ def test_memory_that_cannot_give_way_is_killed(load_mode: str, filled: Path) -> 
 
 
 @CAPPED
+@LOCKS
 def test_the_reverse_oom(filled: Path) -> None:
     """The model is locked and fits; the cache that comes after it does not."""
     run = measure(filled, cap=220 * MiB, load_mode="mmap+mlock", repack=False, n_ctx=65536)
@@ -418,7 +421,7 @@ def test_pages_that_another_process_holds_are_mentioned(smollm2_path: Path) -> N
 
     with open(smollm2_path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         sum(mapped[i] for i in range(0, len(mapped), 4096))
-        run = measure("smollm2", cap="400MiB", tokens=1)
+        run = measure("smollm2", cap="400MiB", tokens=1, n_threads=1)
     assert run.ok and run.caution.startswith("9") and "stayed in the page cache" in run.caution
     again(run)
 
@@ -439,7 +442,9 @@ def test_a_kill_from_outside_is_told_from_the_kernels(cap: str | None, tiny: Pat
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_another_signal_is_a_failure_with_its_number(tiny: Path) -> None:
-    run = measure(tiny, tokens=1, hold_s=60, progress=at("hold", lambda: child().send_signal(signal.SIGSEGV)))
+    run = measure(
+        tiny, tokens=1, hold_s=60, progress=at("hold", lambda: child().send_signal(signal.SIGSEGV)), n_threads=1
+    )
     assert run.outcome == "load-failed" and run.reason.startswith("the engine ended in hold with status -11: ")
 
 

@@ -414,7 +414,12 @@ def forged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("model", ["smollm2", "forged"])
 def test_the_resident_set_after_decode(model: str, load_mode: str, repack: bool, n_ctx: int, forged: Path) -> None:
     run = experiment.measure(
-        forged if model == "forged" else model, tokens=3, load_mode=load_mode, repack=repack, n_ctx=n_ctx
+        forged if model == "forged" else model,
+        tokens=3,
+        load_mode=load_mode,
+        repack=repack,
+        n_ctx=n_ctx,
+        n_threads=1,
     )
     assert run.outcome == "ok", run.reason
     p, m = run.predicted, run.measured

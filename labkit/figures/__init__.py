@@ -1,27 +1,46 @@
 """Pictures of the labs: one function each, returning a matplotlib Figure; ``show`` puts one into a notebook."""
 
+from labkit.figures.bits import BitRow, what_a_bit_buys
+from labkit.figures.blocks import BlockField, block_map
 from labkit.figures.cliff import CliffPoint, cliff
 from labkit.figures.image import png, show
 from labkit.figures.layers import layer_faults
 from labkit.figures.machine import machine_card
 from labkit.figures.mechanisms import mechanisms
 from labkit.figures.memory import where_the_model_is
+from labkit.figures.mixture import TypedTensor, mixture_map, size_grid
+from labkit.figures.quant import BlockSizeRow, ErrorRow, block_size, error_by_type
 from labkit.figures.residency import residency_strip
 from labkit.figures.speed import SpeedRow, roofline, speed_check
 from labkit.figures.timeline import timeline
+from labkit.figures.weights import BlockFit, block_weights, outlier
 
 __all__ = [
+    "BitRow",
+    "BlockField",
+    "BlockFit",
+    "BlockSizeRow",
     "CliffPoint",
+    "ErrorRow",
     "SpeedRow",
+    "TypedTensor",
+    "block_map",
+    "block_size",
+    "block_weights",
     "cliff",
+    "error_by_type",
     "layer_faults",
     "machine_card",
     "mechanisms",
+    "mixture_map",
+    "outlier",
     "png",
     "residency_strip",
     "roofline",
     "show",
+    "size_grid",
     "speed_check",
     "timeline",
+    "what_a_bit_buys",
     "where_the_model_is",
 ]

@@ -20,7 +20,7 @@ SHOWN_PX = 760
 
 
 def png(fig: Figure) -> bytes:
-    """The figure as a PNG of 1080 pixels' width, in 256 colours so that a notebook with many stays small."""
+    """The figure as a PNG of 1080 pixels' width, in 64 colours so that a notebook with many stays small."""
     canvas: Any = FigureCanvasAgg(fig)  # its methods carry no types
     with matplotlib.style.context(LOOK):
         canvas.draw()
@@ -28,7 +28,7 @@ def png(fig: Figure) -> bytes:
     codes, where, counts = np.unique(red << 16 | green << 8 | blue, return_inverse=True, return_counts=True)
     colours = np.stack([codes >> 16, codes >> 8 & 255, codes & 255], axis=1)
     # The commonest colours are the flat ones, which stay exact; edges of letters and lines take the nearest of these.
-    palette = colours[np.argsort(-counts, kind="stable")[:256]]
+    palette = colours[np.argsort(-counts, kind="stable")[:64]]
     nearest = ((colours[:, np.newaxis] - palette) ** 2).sum(axis=2).argmin(axis=1)
     picture = PILImage.fromarray(nearest[where].reshape(red.shape).astype(np.uint8))
     picture.putpalette(palette.astype(np.uint8).tobytes())

@@ -1,0 +1,27 @@
+"""Quantized blocks: take them apart, put them together, and say what every bit of one means.
+
+A tensor in a GGUF file is a row of blocks. A block holds 32 or 256 weights as small integers, with the scales that turn
+them back into numbers. ``decode`` does that in numpy, to the last bit as ggml does; ``explain`` shows it for one block;
+``encode`` goes the other way.
+"""
+
+from labkit.blocks.decoder import Data, Unpacked, decode, unpack
+from labkit.blocks.encoder import ENCODABLE, encode
+from labkit.blocks.explanation import Explanation, Field, Weight, bit_budget, bits_per_weight, explain
+from labkit.blocks.layouts import SUPPORTED
+
+__all__ = [
+    "ENCODABLE",
+    "SUPPORTED",
+    "Data",
+    "Explanation",
+    "Field",
+    "Unpacked",
+    "Weight",
+    "bit_budget",
+    "bits_per_weight",
+    "decode",
+    "encode",
+    "explain",
+    "unpack",
+]
