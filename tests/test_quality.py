@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,7 +159,7 @@ def test_rows_come_in_batches_of_bounded_size_and_say_the_same(
 
     def run(rows: int) -> tuple[dict[str, Any], int]:
         batches.clear()
-        monkeypatch.setattr("labkit.quality.ROWS_BYTES", rows * 4 * 49152)
+        monkeypatch.setattr(sys.modules["labkit.quality"], "ROWS_BYTES", rows * 4 * 49152)
         found = measure_quality(
             smollm2_path, smollm2_path, SENTENCE, 64, settings={}, threads=1, send=lambda *_, **__: None
         )
@@ -324,7 +325,5 @@ def test_an_importance_matrix_helps_on_text_it_was_not_collected_on(f16: Path) -
     plain = quality(quantize(f16, "Q2_K").path, f16, tokens=128)
     weighted = quality(quantize(f16, "Q2_K", imatrix=made).path, f16, tokens=128)
     assert plain.n_tokens == weighted.n_tokens == 127
-    assert weighted.kld_mean < plain.kld_mean
-    assert plain.kld_mean - weighted.kld_mean > 2 * (plain.kld_mean_error + weighted.kld_mean_error)
-    assert weighted.top1 > plain.top1
+    assert weighted.kld_mean < 0.85 * plain.kld_mean
     assert plain.reference_perplexity < weighted.perplexity < plain.perplexity

@@ -175,22 +175,16 @@ def test_forced_types_are_kept_where_they_fit(tmp_path: Path) -> None:
     assert (types["token_embd.weight"], types["output.weight"]) == ("Q5_1", "Q8_0")
 
 
-@pytest.mark.parametrize(
-    ("forced", "end"),
-    [
-        ("iq4_xs", r"status -6: .*GGML_ASSERT\(n_per_row%QK_K == 0\)"),
-        ("Q4_K", None),
-    ],  # Q4_K leaves bytes unwritten first
-)
 def test_a_forced_type_on_rows_that_do_not_divide_is_refused_because_llama_cpp_aborts(
-    forced: str, end: str | None, header: gguf.Header, smollm2_path: Path, tmp_path: Path
+    header: gguf.Header, smollm2_path: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(quantplan.PlanError, match=rf"token_embedding_type={forced.upper()} .* 576 .* 256.*Q8_0"):
-        quantplan.plan(header, "Q4_K_M", token_embedding_type=forced)
+    for forced in ("Q4_K", "iq4_xs"):
+        with pytest.raises(quantplan.PlanError, match=rf"token_embedding_type={forced.upper()} .* 576 .* 256.*Q8_0"):
+            quantplan.plan(header, "Q4_K_M", token_embedding_type=forced)
     source = tmp_path / "model.gguf"
     source.symlink_to(smollm2_path)
-    with pytest.raises(task.TaskError, match=end):
-        really_quantize(source, "Q4_K_M", token_embedding_type=forced.upper())
+    with pytest.raises(task.TaskError, match=r"status -6: .*GGML_ASSERT\(n_per_row%QK_K == 0\)"):
+        really_quantize(source, "Q4_K_M", token_embedding_type="IQ4_XS")
 
 
 def test_other_settings_that_end_badly_are_refused_by_name(header: gguf.Header) -> None:
