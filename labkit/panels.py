@@ -18,8 +18,11 @@ import ipywidgets as widgets
 from labkit import figures, gguf, models, predict
 from labkit.blockpanel import BlockExplorer
 from labkit.experiment import measure
+from labkit.imatrix import Imatrix
 from labkit.mapping import MappedFile
 from labkit.progress import Progress
+from labkit.quality import quality
+from labkit.quantize import quantize
 from labkit.run import Run
 from labkit.settings import Settings
 from labkit.units import GiB, fmt_bytes, fmt_ms
@@ -278,4 +281,50 @@ class Ask:
         self.runner.state.value = say((run.outcome if run.ok else f"{run.outcome}: {run.reason}") + speed)
 
 
-__all__ = ["Ask", "BlockExplorer", "Residency", "WhatIf", "WhereItIs"]
+class WhatItCosts:
+    """Choose a file type, quantize to it, and see what it costs: divergence from the reference against size.
+
+    Args:
+        reference: the file to quantize from, and to compare with.
+        rows: what is known already; a new measurement of the same type takes its place.
+        imatrix: the importance matrix that the checkbox turns on; None leaves it off.
+    """
+
+    def __init__(
+        self,
+        reference: str | Path,
+        *,
+        quants: Sequence[str],
+        rows: Sequence[figures.BitRow] = (),
+        imatrix: Imatrix | None = None,
+    ) -> None:
+        self._reference, self._imatrix = reference, imatrix
+        self.rows = {row.label: row for row in rows}
+        self.quant = widgets.Dropdown(options=list(quants), description="file type", style=_WIDE)
+        self.matrix = widgets.Checkbox(
+            value=False, description="importance matrix", indent=False, disabled=imatrix is None
+        )
+        self.image = _image(b"")
+        self.runner = _Runner("Run", self._judge)
+        self._draw()
+        self.view = widgets.VBox([widgets.HBox([self.quant, self.matrix]), self.runner.row, self.image])
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.view._repr_mimebundle_(**options)
+
+    def _judge(self, progress: Progress, cancel: threading.Event) -> None:
+        matrix = self._imatrix if self.matrix.value else None
+        how: dict[str, Any] = {"progress": progress, "cancel": cancel}
+        made = quantize(self._reference, self.quant.value, imatrix=matrix, **how)
+        found = quality(made.path, self._reference, tokens=256, **how)
+        label = f"{made.quant} with imatrix" if matrix else made.quant
+        self.rows[label] = figures.BitRow(label, made.file_bytes, found.kld_mean)
+        self._draw()
+        self.runner.state.value = say(f"{label}: {fmt_bytes(made.file_bytes)}, divergence {found.kld_mean:.4f}")
+
+    def _draw(self) -> None:
+        if self.rows:
+            self.image.value = figures.png(figures.what_a_bit_buys(list(self.rows.values())))
+
+
+__all__ = ["Ask", "BlockExplorer", "Residency", "WhatIf", "WhatItCosts", "WhereItIs"]

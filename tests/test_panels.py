@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("ipywidgets")
 
 from labkit import panels
+from labkit.blocks import decode
 from labkit.figures import SpeedRow
+from labkit.gguf import read_header
+from labkit.quantplan import plan
 from labkit.run import Run
+from labkit.tensordata import read_blocks
 from labkit.units import GiB
 
 WAIT_S = 60
@@ -91,3 +96,25 @@ def test_what_if_moves_the_roofline_and_claims_no_measurement() -> None:
 def test_controls_carry_text_and_wait_for_the_hand_to_let_go(smollm2_path: Path) -> None:
     panel = panels.WhatIf([SpeedRow("m", GiB, 1.0)], bandwidth_bytes_per_s=GiB)
     assert panel.slider.description and not panel.slider.continuous_update
+
+
+def test_a_file_type_is_quantized_judged_and_drawn(smollm2_path: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    panel = panels.WhatItCosts(smollm2_path, quants=["Q4_0"])
+    panel.runner.run.click()
+    assert panel.runner.thread is not None
+    panel.runner.thread.join(WAIT_S)
+    row = panel.rows["Q4_0"]
+    assert row.kld > 0.05 and row.file_bytes == plan(read_header(smollm2_path), "Q4_0").file_bytes
+    assert bytes(panel.image.value).startswith(b"\x89PNG") and "divergence" in panel.runner.state.value
+
+
+def test_the_block_explorer_shows_the_weight_that_the_slider_says(smollm2_path: Path) -> None:
+    panel = panels.BlockExplorer(smollm2_path, tensors=["blk.3.attn_q.weight"])
+    before = bytes(panel.image.value)
+    panel.weight.value = 17
+    assert bytes(panel.image.value) != before and "weight 17 = " in panel.text.value
+    panel.block.value = 5
+    header = read_header(smollm2_path)
+    weights = decode("Q4_1", read_blocks(header, "blk.3.attn_q.weight", first=5, n=1))
+    assert float(panel.text.value.split("</p>")[0].split("= ")[-1].replace("−", "-")) == pytest.approx(weights[17])
