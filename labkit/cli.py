@@ -240,17 +240,23 @@ _SETTINGS = ("load_mode", "repack", "n_ctx", "n_ubatch", "flash_attn", "n_gpu_la
 
 
 def _measure(args: argparse.Namespace) -> int:
+    from labkit.bandwidth import ram_bandwidth
+    from labkit.engine import usable_cores
     from labkit.experiment import Interrupted, measure
     from labkit.run import save
+    from labkit.settings import Settings
 
     chosen = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     chosen |= _cache_types(args.kv)
     if args.devices:
         chosen["devices"] = tuple(args.devices)
     status = None
+    threads = Settings.of(chosen).n_threads or usable_cores()  # bad settings are refused before anything is measured
+    bandwidth = ram_bandwidth(seconds=0.3, n_threads=min(threads, usable_cores())).bytes_per_s
     try:
         run = measure(
             args.model,
+            bandwidth_bytes_per_s=bandwidth,
             cap=args.cap,
             tokens=args.tokens,
             prompt=args.prompt,
@@ -290,7 +296,13 @@ def _print_run(run: Any) -> None:
     for name, expected, found in rows:
         print(f"{name:24}{fmt_bytes(expected):>12}{'unknown' if found is None else fmt_bytes(found):>12}")
     if m.decode_ms is not None:
-        print(f"{'time per token':24}{'':12}{fmt_ms(m.decode_ms):>12}")
+        least = f"≥ {fmt_ms(p.decode_ms)}" if p.decode_ms else ""
+        times = run.timings.decode_ms
+        spread = f"   ({fmt_ms(min(times))} to {fmt_ms(max(times))})"
+        print(f"{'time per token':24}{least:>12}{fmt_ms(m.decode_ms):>12}{spread}")
+    if run.cap_bytes is not None:
+        peak = "unknown" if m.cap_peak_bytes is None else fmt_bytes(m.cap_peak_bytes)
+        print(f"{'counted by the cap':24}{'≤ ' + fmt_bytes(run.cap_bytes):>12}{peak:>12}")
     for buffer in run.buffers:
         print(f"  {buffer.device + ' ' + buffer.kind:34}{fmt_bytes(buffer.bytes):>12}")
 

@@ -58,6 +58,7 @@ def measure(
     progress: Progress | None = None,
     on_text: Callable[[str], None] | None = None,
     cancel: threading.Event | None = None,
+    bandwidth_bytes_per_s: float | None = None,
     **settings: Any,
 ) -> Run:
     """Load a model in a child process, decode, and report what it took beside what was predicted.
@@ -78,6 +79,7 @@ def measure(
         sample_hz: how often the child is looked at.
         progress: called with a fraction and a text; by default a bar appears in a notebook or terminal.
         on_text: called with each piece of text as it is generated.
+        bandwidth_bytes_per_s: of the memory; with it, the least time per token is predicted too.
         cancel: when set, the child is ended and the outcome is ``interrupted``.
         **settings: any of ``Settings``' fields, by llama.cpp's names.
 
@@ -109,6 +111,10 @@ def measure(
             cap_bytes=cap_bytes,
             page_bytes=here.page_bytes,
         )
+        if bandwidth_bytes_per_s:
+            read = predict.bytes_per_token(header, wanted)
+            ms = predict.decode_ms(read, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+            predicted = replace(predicted, decode_ms=ms)
         blank = Run(
             model=ModelInfo(found.name, str(found.path), header.arch, header.file_bytes, found.forged),
             settings=wanted,
@@ -119,7 +125,7 @@ def measure(
             evict=evict,
             machine=here.to_dict(),
         )
-        refusal = version_problem() or _refusal(predicted, cap_bytes, here)
+        refusal = version_problem() or _refusal(predicted, wanted, cap_bytes, here)
         if refusal:
             return replace(blank, reason=refusal)
         job = {
@@ -164,7 +170,7 @@ def _check(wanted: Settings, *, tokens: int, prompt_tokens: int, evict: str | No
         raise SettingsError("cap must be more than 0 bytes.")
 
 
-def _refusal(predicted: Predicted, cap_bytes: int | None, here: Machine) -> str | None:
+def _refusal(predicted: Predicted, wanted: Settings, cap_bytes: int | None, here: Machine) -> str | None:
     """Why this run must not start, or None. A run that dies alone is fine; one that takes the machine along is not."""
     if cap_bytes is not None:
         method = cap_available()
@@ -177,10 +183,15 @@ def _refusal(predicted: Predicted, cap_bytes: int | None, here: Machine) -> str 
     safe = int(SAFE_SHARE * here.available_bytes)
     if worst <= safe:
         return None
+    parts = {
+        "no repacking (repack=False, --no-repack)": predicted.repack_bytes,
+        "load_mode=mmap": max(predicted.heap_bytes, predicted.locked_bytes),
+        "a smaller n_ctx or cache type": predicted.kv_bytes + predicted.compute_bytes,
+    }
+    helps = max(parts, key=lambda name: parts[name])  # name the largest part, so that the advice does help
     return (
         f"it would need {fmt_bytes(worst)} that the kernel cannot take back, and {fmt_bytes(here.available_bytes)} are "
-        "available: choose a smaller n_ctx, a smaller cache type or load_mode=mmap, or let it die safely under a cap "
-        f"of at most {fmt_bytes(safe)}."
+        f"available: choose {helps}, or let it die safely under a cap of at most {fmt_bytes(safe)}."
     )
 
 

@@ -111,6 +111,14 @@ class MappedFile:
         """Which pages this process has in its page tables."""
         return probe.mapped_pages(os.getpid(), self.path)
 
+    def settle(self, *, most_s: float = 1.0) -> None:
+        """Wait until the page cache holds no more of the file than a moment ago: readahead outlasts a touch."""
+        end = time.monotonic() + most_s
+        before = -1
+        while time.monotonic() < end and (now := self.cached().resident_bytes) is not None and now != before:
+            before = now
+            time.sleep(0.1)
+
     def figure(self, tensors: Sequence[Tensor] = ()) -> Figure:
         """The file as a strip: which parts are in the page cache, and which in this process's page tables."""
         from labkit import figures

@@ -15,7 +15,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit import figures, gguf, models, predict
+from labkit import figures, gguf, models, predict, task
 from labkit.blockpanel import BlockExplorer
 from labkit.experiment import measure
 from labkit.imatrix import Imatrix
@@ -129,6 +129,7 @@ class _Runner:
     def _go(self) -> None:
         try:
             self._work(self._progress, self._stop)
+            self.bar.value = 1.0
         except (ValueError, OSError, RuntimeError) as error:
             self.state.value = say(str(error))
         finally:
@@ -187,6 +188,7 @@ class WhereItIs:
             load_mode=self.load_mode.value,
             repack=self.repack.value,
             n_ctx=self.n_ctx.value,
+            n_threads=task.default_threads(),
             progress=progress,
             cancel=cancel,
         )
@@ -196,7 +198,12 @@ class WhereItIs:
 
     def _draw(self) -> None:
         if self.runs:
-            self.image.value = figures.png(figures.where_the_model_is(self.runs))
+            labels = [f"{run.model.name}, {run.settings.load_mode}" for run in self.runs]
+            labels = [
+                f"{label}, no repack" * (not run.settings.repack) or label
+                for label, run in zip(labels, self.runs, strict=True)
+            ]
+            self.image.value = figures.png(figures.where_the_model_is(self.runs, labels=labels))
 
 
 class WhatIf:
@@ -269,6 +276,7 @@ class Ask:
             prompt=self.prompt.value,
             tokens=self.tokens,
             n_ctx=1024,
+            n_threads=task.default_threads(),
             progress=progress,
             on_text=add,
             cancel=cancel,

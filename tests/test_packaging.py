@@ -30,8 +30,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     if (uv := shutil.which("uv")) is None:
         pytest.skip("uv, which builds the wheel, is not installed")
     folder = tmp_path_factory.mktemp("dist")
+    # From what git would publish: a learner's checkpoints and caches lie in the same folders.
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert listed.returncode == 0, listed.stderr
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / "source" / name)
     done = subprocess.run(
-        [uv, "build", "--wheel", "--quiet", "--out-dir", str(folder)], cwd=ROOT, capture_output=True, text=True
+        [uv, "build", "--wheel", "--quiet", "--out-dir", str(folder)],
+        cwd=folder / "source",
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     [path] = folder.glob("*.whl")

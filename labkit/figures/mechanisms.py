@@ -12,7 +12,7 @@ from labkit.figures import style
 from labkit.figures.style import INK, KINDS
 
 _MECHANISMS = (
-    ("01", "mmap and demand paging:\na page is read when it is first touched"),
+    ("01", "mmap and demand paging:\nwhen a page of the file is in memory"),
     ("02", "K-quant blocks:\nfewer bits per weight, so fewer bytes everywhere"),
     ("03", "KV cache:\nits size follows the context you ask for"),
     ("04", "layer offload:\nsome layers, and their KV, move to the device"),
