@@ -265,6 +265,7 @@ def test_measure_passes_every_option_on(labkit: Command, forged: str, monkeypatc
         "timeout_s": 300.0,
         "on_text": None,
     }
+    assert asked.pop("bandwidth_bytes_per_s") > 0
     assert asked == standard
 
 
