@@ -93,7 +93,7 @@ def version_problem() -> str | None:
 
 
 @cache
-def _library(name: str) -> ctypes.CDLL | None:
+def library(name: str) -> ctypes.CDLL | None:
     """One of the shared libraries that llama-cpp-python ships (``ggml-cpu``), without importing the package."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
@@ -110,7 +110,7 @@ def cpu_features() -> frozenset[str] | None:
 
     Source: ggml_cpu_has_* in ggml/include/ggml-cpu.h.
     """
-    lib = _library("ggml-cpu")
+    lib = library("ggml-cpu")
     if lib is None:
         return None
     return frozenset(name for name in _CPU_FEATURES if getattr(lib, f"ggml_cpu_has_{name}")())
@@ -182,7 +182,7 @@ def info() -> EngineInfo:
 def devices() -> tuple[Device, ...]:
     """Compute devices of this build, the CPU among them (ggml-backend.h, ggml_backend_dev_*)."""
     _ll()
-    lib, base = _library("ggml"), _library("ggml-base")
+    lib, base = library("ggml"), library("ggml-base")
     if lib is None or base is None:
         return ()
     lib.ggml_backend_dev_count.restype = ctypes.c_size_t
@@ -451,7 +451,7 @@ def _device_array(names: Sequence[str]) -> Any:
     """Named devices as the NULL-terminated array llama.cpp wants; None leaves the choice to llama.cpp."""
     if not names:
         return None
-    lib = _library("ggml")
+    lib = library("ggml")
     # The CPU takes what is left; named as a device it would get a second set of buffers.
     known = {device.name: i for i, device in enumerate(devices()) if device.kind != "CPU"}
     for name in names:
@@ -464,7 +464,7 @@ def _device_array(names: Sequence[str]) -> Any:
 def _eval_callback(on_layer: OnLayer | None, on_matmul: OnMatmul | None) -> Any:
     if on_layer is None and on_matmul is None:
         return None
-    ll, base = _ll(), _library("ggml-base")
+    ll, base = _ll(), library("ggml-base")
     assert base is not None  # part of the same package
     read = Reader(base)
 

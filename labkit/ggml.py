@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine import EngineError, _library
+from labkit.engine import EngineError, library
 from labkit.ggml_types import TYPES
 
 
@@ -28,7 +28,7 @@ class _Traits(ctypes.Structure):
 
 @cache
 def _base() -> ctypes.CDLL:
-    lib = _library("ggml-base")
+    lib = library("ggml-base")
     if lib is None:
         raise EngineError("ggml's library is not installed: run `uv sync`, or install llama-cpp-python.")
     lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)

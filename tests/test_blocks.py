@@ -1,6 +1,5 @@
 """Blocks: decoded as libggml-base decodes them, encoded as it encodes them, and explained to the last bit."""
 
-import ctypes
 import platform
 import re
 import subprocess
@@ -11,7 +10,8 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from labkit import blocks, engine, gguf, shapes
+from labkit import blocks, gguf, shapes
+from labkit import ggml as llama_cpps_own
 from labkit.blocks.layouts import LAYOUTS
 from labkit.forge import forge
 from labkit.ggml_types import TYPES
@@ -23,49 +23,18 @@ EXACT = platform.machine().lower() in ("x86_64", "amd64")
 EDGE_HALVES = np.array([0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 1.0, -1.0, 65504, -65504, np.inf, -np.inf, np.nan], np.float16)
 
 
-class Traits(ctypes.Structure):
-    """struct ggml_type_traits in ggml/include/ggml.h."""
-
-    _fields_ = (
-        ("type_name", ctypes.c_char_p),
-        ("blck_size", ctypes.c_int64),
-        ("blck_size_interleave", ctypes.c_int64),
-        ("type_size", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
-    )
-
-
 @pytest.fixture(scope="module")
 def ggml():
-    lib = engine._library("ggml-base")
-    assert lib is not None
-    lib.ggml_get_type_traits.restype = ctypes.POINTER(Traits)
-    lib.ggml_quantize_chunk.restype = ctypes.c_size_t
-    lib.ggml_quantize_chunk.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
-    return lib
+    return llama_cpps_own
 
 
 def c_decode(ggml, type_name, data):
-    traits = ggml.ggml_get_type_traits(TYPES[type_name].id).contents
-    assert (traits.blck_size, traits.type_size) == (TYPES[type_name].block_elems, TYPES[type_name].block_bytes)
     data = np.ascontiguousarray(data).reshape(-1)
-    if type_name == "F32":
-        return data.view(np.float32)
-    weights = np.empty(data.size // traits.type_size * traits.blck_size, np.float32)
-    traits.to_float(data.ctypes.data, weights.ctypes.data, weights.size)
-    return weights
+    return data.view(np.float32) if type_name == "F32" else ggml.decode(type_name, data)
 
 
 def c_encode(ggml, type_name, x):
-    t = TYPES[type_name]
-    x = np.ascontiguousarray(x, np.float32)
-    data = np.empty(x.size // t.block_elems * t.block_bytes, np.uint8)
-    written = ggml.ggml_quantize_chunk(
-        t.id, x.ctypes.data, data.ctypes.data, 0, x.size // t.block_elems, t.block_elems, None
-    )
-    assert written == data.size
-    return data
+    return ggml.encode(type_name, np.reshape(x, (-1, TYPES[type_name].block_elems)))
 
 
 def some_blocks(type_name, n, *, seed=7):

@@ -310,7 +310,7 @@ def test_rows_of_a_mixture_of_experts_are_handed_to_their_experts(tmp_path: Path
 
 
 def test_another_layout_of_ggmls_tensors_is_refused() -> None:
-    base = engine._library("ggml-base")
+    base = engine.library("ggml-base")
     assert base is not None
     Reader(base)
     moved = SimpleNamespace(**{name: getattr(base, name) for name in vars(Reader(base)._base) if "ggml" in name})
