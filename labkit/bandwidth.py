@@ -12,6 +12,7 @@ from pathlib import Path
 
 from labkit._os import Host, reader
 from labkit.probe import evict, process
+from labkit.progress import bar
 from labkit.units import GiB, MiB, fmt_bytes
 
 Progress = Callable[[float, str], None]
@@ -79,7 +80,7 @@ def ram_bandwidth(*, seconds: float = 1.0, n_threads: int | None = None, progres
     Args:
         seconds: how long all threads read; a single thread reads for half as long again.
         n_threads: how many read at once; by default one for each usable core.
-        progress: called with (fraction done, what is happening).
+        progress: called with (fraction done, what is happening); by default a bar appears in a notebook or terminal.
 
     Raises:
         ValueError: `seconds` or `n_threads` is not positive.
@@ -87,6 +88,9 @@ def ram_bandwidth(*, seconds: float = 1.0, n_threads: int | None = None, progres
     """
     import numpy as np
 
+    if progress is None:
+        with bar("measuring memory") as progress:
+            return ram_bandwidth(seconds=seconds, n_threads=n_threads, progress=progress)
     if seconds <= 0:
         raise ValueError(f"seconds must be positive, not {seconds}.")
     if n_threads is not None and n_threads < 1:
@@ -104,8 +108,7 @@ def ram_bandwidth(*, seconds: float = 1.0, n_threads: int | None = None, progres
     total_s = seconds * 1.5
 
     def report(done_s: float, text: str) -> None:
-        if progress:
-            progress(min(done_s / total_s, 1.0), text)
+        progress(min(done_s / total_s, 1.0), text)
 
     report(0, f"filling {fmt_bytes(each * cores)} of memory")
     arrays = [np.ones(each // 8, dtype=np.int64) for _ in range(cores)]
@@ -179,27 +182,26 @@ def disk_bandwidth(
         path: the file.
         max_bytes: read no more than its first so many bytes.
         limit_s: stop the cold read after so many seconds.
-        progress: called with (fraction done, what is happening).
+        progress: called with (fraction done, what is happening); by default a bar appears in a notebook or terminal.
 
     Raises:
         OSError: the file is missing or cannot be read.
         ValueError: the file is empty, or `max_bytes` is not positive.
     """
+    if progress is None:
+        with bar("measuring the disk") as progress:
+            return disk_bandwidth(path, max_bytes=max_bytes, limit_s=limit_s, progress=progress)
     path = Path(path)
     most = min(path.stat().st_size, max_bytes)
     if most <= 0:
         raise ValueError(f"{path} has nothing to read; give a file with data, and max_bytes above 0.")
 
-    def report(share: float, text: str) -> None:
-        if progress:
-            progress(share, text)
-
     evict(path, length=most)
     before = _disk_bytes()
-    done, cold_s = _read(path, most, limit_s, lambda share: report(share / 2, "reading from disk"))
+    done, cold_s = _read(path, most, limit_s, lambda share: progress(share / 2, "reading from disk"))
     after = _disk_bytes()
-    _, warm_s = _read(path, done, math.inf, lambda share: report(0.5 + share / 2, "reading from memory"))
-    report(1.0, "done")
+    _, warm_s = _read(path, done, math.inf, lambda share: progress(0.5 + share / 2, "reading from memory"))
+    progress(1.0, "done")
 
     reason = None
     if before is None or after is None:

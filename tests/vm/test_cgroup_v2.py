@@ -14,7 +14,7 @@ import pytest
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
 # What the machine has Python for: these run with the standard library alone.
-MODULES = ("units.py", "machine.py", "bandwidth.py", "probe.py", "caps.py", "capstats.py", "_os")
+MODULES = ("units.py", "machine.py", "bandwidth.py", "progress.py", "probe.py", "caps.py", "capstats.py", "_os")
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("LABKIT_VM") != "1", reason="set LABKIT_VM=1 to emulate a cgroup v2 machine (slow)"
