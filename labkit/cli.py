@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0 for done, 1 when the answer is no, 2 for wrong usage or bad input."""
     parser = _parser()
     args = parser.parse_args(argv)
+    args.words = ["labkit", *(sys.argv[1:] if argv is None else argv)]
     try:
         status: int = args.run(args)
         return status
@@ -268,8 +269,7 @@ def _measure(args: argparse.Namespace) -> int:
     except Interrupted as stopped:
         run, status = stopped.run, 130
     if args.record:
-        words = shlex.join(["labkit", *sys.argv[1:]])
-        save([run], args.record, date=date.today().isoformat(), command=words)
+        save([run], args.record, date=date.today().isoformat(), command=shlex.join(args.words))
     if args.json:
         print(run.to_json())
     else:

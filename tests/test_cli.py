@@ -314,7 +314,7 @@ def test_measure_keeps_a_record(labkit: Command, forged: str, tmp_path: Path) ->
     values = data(labkit("measure", forged, "--tokens", "1", "--threads", "1", "--json", "--record", str(path)))
     (kept,) = load(path)
     assert kept.recorded is not None and {"machine", "date", "command"} <= set(kept.recorded)
-    assert kept.recorded["command"].startswith("labkit ")
+    assert kept.recorded["command"].startswith("labkit measure ")
     assert kept.outcome == values["outcome"] and kept.model.path == ""
 
 
