@@ -1,7 +1,7 @@
 """What the header of a GGUF file holds: metadata, arrays in it, and the table of tensors."""
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -132,11 +132,7 @@ class Header:
     @property
     def types(self) -> dict[str, tuple[int, int]]:
         """(number of tensors, their bytes) of each tensor type, in order of appearance."""
-        out: dict[str, tuple[int, int]] = {}
-        for t in self.tensors:
-            count, nbytes = out.get(t.type, (0, 0))
-            out[t.type] = (count + 1, nbytes + t.nbytes)
-        return out
+        return by_type((t.type, t.nbytes) for t in self.tensors)
 
     def key(self, name: str, default: Any = None) -> Any:
         """Metadata under the architecture's prefix: `key("block_count")` is `metadata["llama.block_count"]`."""
@@ -164,3 +160,12 @@ def short(value: object) -> str:
         value = value[:80]
     text = ascii(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def by_type(tensors: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
+    """(number, bytes) of each type among (type, bytes) pairs, in order of appearance."""
+    out: dict[str, tuple[int, int]] = {}
+    for name, nbytes in tensors:
+        count, total = out.get(name, (0, 0))
+        out[name] = (count + 1, total + nbytes)
+    return out

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.ggml_types import DEFAULT_ALIGNMENT, TYPES, row_bytes
-from labkit.gguf_header import Header, Tensor
+from labkit.gguf_header import Header, Tensor, by_type
 from labkit.gguf_parser import Parser
 from labkit.mixtures import find
 from labkit.tensortypes import FALLBACK, Choice, assign, is_quantized, layer_of, traits
@@ -82,11 +82,7 @@ class QuantPlan:
     @property
     def types(self) -> dict[str, tuple[int, int]]:
         """(number of tensors, their bytes) of each type, in order of appearance."""
-        out: dict[str, tuple[int, int]] = {}
-        for t in self.tensors:
-            count, nbytes = out.get(t.type, (0, 0))
-            out[t.type] = (count + 1, nbytes + t.nbytes)
-        return out
+        return by_type((t.type, t.nbytes) for t in self.tensors)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
