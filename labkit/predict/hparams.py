@@ -1,0 +1,30 @@
+"""Hyperparameters as llama.cpp reads them from a header."""
+
+from __future__ import annotations
+
+from labkit.gguf import GGUFError, Header
+
+EMBEDDING = "token_embd.weight"
+
+
+def n_vocab(header: Header) -> int:
+    """Rows of the token embedding, which is the length of the logits.
+
+    Raises:
+        GGUFError: there is none, so this file is not a language model.
+    """
+    try:
+        return header.tensor(EMBEDDING).dims[1]
+    except KeyError:
+        raise GGUFError(f"{header.path}: there is no {EMBEDDING} in it, so this is not a language model.") from None
+
+
+def per_layer(header: Header, name: str, layer: int) -> int:
+    """An integer key, which may be one number or one for each layer; 0 where it is absent."""
+    value = header.key(name, 0)
+    return int(value) if isinstance(value, (int, float)) else int(value[layer])
+
+
+def has_output(header: Header) -> bool:
+    """Whether there is an output layer of its own; else the token embedding serves as one."""
+    return any(t.name == "output.weight" for t in header.tensors)

@@ -1,0 +1,39 @@
+"""Time per token: the roofline, and what paging adds to it."""
+
+from __future__ import annotations
+
+from labkit.gguf import Header
+from labkit.predict.hparams import EMBEDDING, has_output
+from labkit.predict.kv import kv_bytes, streams_and_cells
+from labkit.settings import Settings
+
+
+def bytes_per_token(header: Header, settings: Settings, *, n_past: int = 0) -> int:
+    """Bytes of memory that decoding one token reads: the weights it uses and the cache up to ``n_past``.
+
+    An untied token embedding is not read (one row of it is); of a mixture of experts, only the routed experts are.
+    """
+    untied = has_output(header)
+    used, total = int(header.key("expert_used_count", 0)), int(header.key("expert_count", 0))
+    read = 0
+    for tensor in header.tensors:
+        if tensor.name == EMBEDDING and untied:
+            continue
+        share = used / total if total and "_exps." in tensor.name else 1.0
+        read += int(tensor.nbytes * share)
+    streams, cells = streams_and_cells(settings)
+    return read + kv_bytes(header, settings) * n_past // (streams * cells)
+
+
+def decode_ms(bytes_read: int, *, bandwidth_bytes_per_s: float, overhead_ms: float = 0.0) -> float:
+    """The roofline: a token takes at least the time to read its bytes once, plus what does not depend on bytes."""
+    return bytes_read / bandwidth_bytes_per_s * 1000 + overhead_ms
+
+
+def paging_ms(bytes_read: int, *, warm_ms: float, needed_bytes: int, cap_bytes: int, disk_bytes_per_s: float) -> float:
+    """Time per token under a memory cap, for weights that are read in the same order every token.
+
+    While everything fits, nothing is read from disk. Once the cap is smaller than what is needed, least-recently-used
+    reclaim drops each page just before it is wanted again, so that nearly every byte comes from the disk each time.
+    """
+    return warm_ms if cap_bytes >= needed_bytes else warm_ms + bytes_read / disk_bytes_per_s * 1000
