@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "randomblocks": GGUF | {"units"},
     "diskuse": {"units"},
     "forge": SHAPES | {"diskuse", "randomblocks", "units"},
-    **{name: SHAPES | {"machine", "predict", "settings", "units"} for name in MODULES if name.split(".")[0] == "predict"},
+    **{name: SHAPES | {"predict", "settings", "units"} for name in MODULES if name.split(".")[0] == "predict"},
     "run": SHAPES | {"enginelog", "predict", "settings", "units"},
     "engine": GGUF | {"enginelog", "ggmltensor", "settings"},
     "ggmltensor": set(),
