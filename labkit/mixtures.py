@@ -124,6 +124,7 @@ _MIXTURES = (
     ),
     Mixture("Q4_1", 3, "Q4_1"),
     Mixture("Q4_0", 2, "Q4_0"),
+    Mixture("MXFP4_MOE", 38, "MXFP4"),
     Mixture(
         "IQ4_NL",
         25,

@@ -121,6 +121,12 @@ def _iq4_xs(rng: np.random.Generator, n: int) -> list[Bytes]:
     return [_raw(_scales(rng, n, STD / (2.16 * 67.5))), _raw(high.astype("<u2")), pairs, _bytes(rng, n, 128)]
 
 
+def _mxfp4(rng: np.random.Generator, n: int) -> list[Bytes]:
+    # The scale is a power of two, 2^(e - 128), and what it multiplies (`kvalues_mxfp4`) has standard deviation 5.85:
+    # two blocks of 2^-8 and one of 2^-9 come closest.
+    return [rng.choice(np.array([119, 120, 120], np.uint8), (n, 1)), _bytes(rng, n, 16)]
+
+
 _MAKERS: dict[str, _Maker] = {
     "F32": _floats(np.float32),
     "F16": _floats(np.float16),
@@ -130,6 +136,7 @@ _MAKERS: dict[str, _Maker] = {
     "Q5_1": _simple(4 + 16, 9.23, middle=15.5),
     "Q8_0": _simple(32, 73.9),
     "IQ4_NL": _simple(16, 67.5),
+    "MXFP4": _mxfp4,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from typing import Any
 from labkit import mixtures, tensortypes
 from labkit.data import data_path
 from labkit.ggml_types import row_bytes
+from labkit.layouts import Value, layout
 from labkit.mixtures import ShapeError
 
 __all__ = [
@@ -50,7 +51,8 @@ class Shape:
         licence: of the published weights (a forged file contains none of them).
         n_params: trained parameters, as published; tables such as rope_freqs do not count.
         tied: the output layer reuses the token embedding, there is no output.weight.
-        keys: GGUF hyperparameters without the architecture's prefix.
+        keys: GGUF hyperparameters without the architecture's prefix. A list has a value for each layer; a variant with
+            fewer layers uses the first ones.
         rope_factors: parameters of Llama 3's frequency scaling, None for others.
         note: what a reader may wonder about, or "".
         dry_run_only: why this shape is not to be loaded for real, None if it may.
@@ -63,14 +65,15 @@ class Shape:
     licence: str
     n_params: int
     tied: bool
-    keys: Mapping[str, int | float | str]
+    keys: Mapping[str, Value]
     rope_factors: Mapping[str, float] | None = None
     note: str = ""
     dry_run_only: str | None = None
 
-    def number(self, key: str, default: int = 0) -> int:
-        """An integer hyperparameter, such as ``number("block_count")``."""
-        return int(self.keys.get(key, default))
+    def number(self, key: str, default: int = 0, *, layer: int = 0) -> int:
+        """An integer hyperparameter, such as ``number("block_count")``; that of one layer if each has its own."""
+        value = self.keys.get(key, default)
+        return int(value[layer] if isinstance(value, Sequence) and not isinstance(value, str) else value)
 
     @property
     def n_layer(self) -> int:
@@ -85,9 +88,8 @@ class Shape:
     @property
     def head_dim(self) -> int:
         """Width of one key (and value) head."""
-        return self.number(
-            "attention.key_length", self.number("embedding_length") // self.number("attention.head_count")
-        )
+        heads = max(1, self.number("attention.head_count"))
+        return self.number("attention.key_length", self.number("embedding_length") // heads)
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def get(name: str) -> Shape:
     return shape
 
 
-def variant(shape: Shape, name: str, keys: Mapping[str, int | float | str]) -> Shape:
+def variant(shape: Shape, name: str, keys: Mapping[str, Value]) -> Shape:
     """A shape nobody published: ``shape`` with some hyperparameters changed, to be forged under ``name``.
 
     Args:
@@ -151,57 +153,6 @@ def variant(shape: Shape, name: str, keys: Mapping[str, int | float | str]) -> S
     return replace(
         changed, n_params=sum(math.prod(dims) for part, dims in layout(changed) if part != "rope_freqs.weight")
     )
-
-
-def layout(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and dims of every tensor, in the order llama-quantize writes them.
-
-    Source: ``load_arch_tensors`` in src/models/{llama,qwen2,qwen3,qwen3moe,gemma3,phi3}.cpp.
-    """
-    embd = shape.number("embedding_length")
-    outside = {"token_embd.weight": (embd, shape.n_vocab), "output_norm.weight": (embd,)}
-    if not shape.tied:
-        outside["output.weight"] = (embd, shape.n_vocab)
-    if shape.rope_factors:
-        outside["rope_freqs.weight"] = (shape.number("rope.dimension_count") // 2,)
-    yield from sorted(outside.items())
-    block = sorted(_block(shape).items())
-    for i in range(shape.n_layer):
-        for name, dims in block:
-            yield f"blk.{i}.{name}", dims
-
-
-def _block(shape: Shape) -> dict[str, tuple[int, ...]]:
-    embd, ff, arch = (shape.number("embedding_length"), shape.number("feed_forward_length"), shape.arch)
-    q = shape.head_dim * shape.number("attention.head_count")
-    kv = shape.head_dim * shape.number("attention.head_count_kv")
-    block: dict[str, tuple[int, ...]] = {
-        "attn_norm.weight": (embd,),
-        "ffn_norm.weight": (embd,),
-        "attn_output.weight": (q, embd),
-    }
-    if arch == "phi3":  # Q, K and V in one matrix, gate and up in another
-        block |= {"attn_qkv.weight": (embd, q + 2 * kv), "ffn_up.weight": (embd, 2 * ff), "ffn_down.weight": (ff, embd)}
-        return block
-    block |= {"attn_q.weight": (embd, q), "attn_k.weight": (embd, kv), "attn_v.weight": (embd, kv)}
-    if arch == "qwen2":
-        block |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
-    if arch in ("qwen3", "qwen3moe", "gemma3"):
-        block |= {"attn_q_norm.weight": (shape.head_dim,), "attn_k_norm.weight": (shape.head_dim,)}
-    if arch == "gemma3":
-        block |= {"post_attention_norm.weight": (embd,), "post_ffw_norm.weight": (embd,)}
-    experts = shape.number("expert_count")
-    if experts:
-        ff = shape.number("expert_feed_forward_length", ff)
-        block |= {
-            "ffn_gate_inp.weight": (embd, experts),
-            "ffn_gate_exps.weight": (embd, ff, experts),
-            "ffn_up_exps.weight": (embd, ff, experts),
-            "ffn_down_exps.weight": (ff, embd, experts),
-        }
-    else:
-        block |= {"ffn_gate.weight": (embd, ff), "ffn_up.weight": (embd, ff), "ffn_down.weight": (ff, embd)}
-    return block
 
 
 def tensors(shape: Shape | str, quant: str) -> tuple[TensorSpec, ...]:
@@ -216,8 +167,7 @@ def tensors(shape: Shape | str, quant: str) -> tuple[TensorSpec, ...]:
 @cache
 def _tensors(shape: Shape, quant: str) -> tuple[TensorSpec, ...]:
     parts = tuple(layout(shape))
-    # The converter keeps what is never quantized in f32 and writes the rest as f16.
-    source = [(name, dims, "F16" if tensortypes.is_quantized(name, dims) else "F32") for name, dims in parts]
+    source = [(name, dims, tensortypes.converted(name, dims)) for name, dims in parts]
     model = tensortypes.traits(metadata(shape, quant), [name for name, _ in parts])
     choices = tensortypes.assign(source, quant, model)
     return tuple(TensorSpec(c.name, dims, c.type, c.wanted) for c, (_, dims) in zip(choices, parts, strict=True))
@@ -237,9 +187,13 @@ def metadata(shape: Shape | str, quant: str) -> dict[str, Any]:
         "general.source.url": shape.source,
         "general.quantization_version": 2,
         "general.file_type": mixtures.find(quant).ftype,
-        **{f"{shape.arch}.{key}": value for key, value in shape.keys.items()},
+        **{f"{shape.arch}.{key}": _for_layers(value, shape.n_layer) for key, value in shape.keys.items()},
         "tokenizer.ggml.model": "none",
     }
+
+
+def _for_layers(value: Value, n_layer: int) -> Value:
+    return value if isinstance(value, (int, float, str)) else value[:n_layer]
 
 
 def rope_freqs(shape: Shape) -> list[float] | None:
@@ -250,7 +204,8 @@ def rope_freqs(shape: Shape) -> list[float] | None:
     if shape.rope_factors is None:
         return None
     p = shape.rope_factors
-    dim, base = (shape.number("rope.dimension_count"), float(shape.keys["rope.freq_base"]))
+    dim, base = shape.number("rope.dimension_count"), shape.keys["rope.freq_base"]
+    assert isinstance(base, float)
     context = p["original_context_length"]
     values = []
     for i in range(0, dim, 2):

@@ -50,6 +50,13 @@ _KEPT = re.compile(
 )
 
 
+# Matrices the converter writes as f32 even where the rest becomes f16.
+_F32 = re.compile(
+    r"_norm\.weight|ffn_gate_inp(_shexp)?\.weight|altup_(correct|predict)_coef|ssm_conv1d|shortconv\.conv\.weight"
+    r"|indexer\.proj|position_embd|token_types|time_mix_(first|w[12]|decay_w[12]|lerp_fused)\.weight"
+)
+
+
 def traits(metadata: Mapping[str, Any], names: Iterable[str]) -> Traits:
     """Read what the rules need from a GGUF's metadata and tensor names.
 
@@ -111,10 +118,19 @@ def assign(tensors: Iterable[tuple[str, Sequence[int], str]], quant: str, model:
         # Experts of one layer may be several tensors, so there the layer is read from the name.
         if role == "ffn_down" and model.n_expert > 1:
             i = layer_of(name)
-        wanted = _wanted(mixture, role, dims[0], i, n_attn_v if role == "attn_v" else model.n_layer, model)
+        wanted = _wanted(mixture, role, dims, i, n_attn_v if role == "attn_v" else model.n_layer, model)
         fits = _fitting(wanted, dims[0])
         choices.append(Choice(name, fits, None if fits == wanted else wanted))
     return tuple(choices)
+
+
+def converted(name: str, dims: Sequence[int]) -> str:
+    """The type a tensor has in a file that llama.cpp's converter writes as F16 (`prepare_tensors`, conversion/base.py).
+
+    What it keeps in f32 is what llama-quantize leaves alone, except for a few matrices of Gemma 3n.
+    """
+    is_matrix = any(n > 1 for n in dims[1:])
+    return "F16" if is_matrix and name.endswith("weight") and not _F32.search(name) else "F32"
 
 
 def is_quantized(name: str, dims: Sequence[int]) -> bool:
@@ -131,12 +147,15 @@ def _role(name: str) -> str:
     return next((role for part, role in _ROLES if part in name), "other")
 
 
-def _wanted(mixture: Mixture, role: str, ne0: int, i: int, n: int, model: Traits) -> str:
+def _wanted(mixture: Mixture, role: str, dims: Sequence[int], i: int, n: int, model: Traits) -> str:
     base = mixture.base
     if base == "F16":
         return base
-    if role == "output" or (role == "token_embd" and model.tied):
-        if model.arch == "falcon" or ne0 % TYPES[base].block_elems:
+    is_output = role == "output" or (role == "token_embd" and model.tied)
+    if base == "MXFP4":  # matrices in stacks, which are mostly experts; the rest hardly matters for the size
+        return base if len(dims) > 2 and dims[2] > 1 and not is_output else "Q8_0"
+    if is_output:
+        if model.arch == "falcon" or dims[0] % TYPES[base].block_elems:
             return "Q8_0"
         return base if base == "Q8_0" else "Q6_K"
     if model.n_expert == 8 and role in ("attn_v", "attn_k"):

@@ -1,7 +1,8 @@
 """Load models in llama.cpp and decode token ids: `python load_forged.py [--dry] MODEL.gguf...`.
 
 Run in a process of its own, since llama.cpp may abort. Writes one JSON object a line: whether all logits are finite,
-their spread, and the likeliest token after each of three ids. `--dry` allocates nothing and reports the KV cache.
+their spread, and how many of three ids are followed by scores of their own. `--dry` allocates nothing and reports the
+KV cache.
 """
 
 import json
@@ -25,7 +26,7 @@ def decode(path: Path) -> dict[str, object]:
         return {
             "finite": bool(np.isfinite(logits).all()),
             "std": float(np.std(logits)),
-            "top": [int(row.argmax()) for row in logits],
+            "different": len({row.tobytes() for row in logits}),
         }
 
 

@@ -126,23 +126,6 @@ def test_an_f32_cache_is_copied(planned: dict[str, tuple[Header, engine.Model]])
 # The cache, by hand
 
 
-@pytest.mark.parametrize(("cache_type", "kib"), [("f16", 128), ("q8_0", 68), ("q4_0", 36)])
-def test_llama_3_1_8b_per_token(cache_type: str, kib: int) -> None:
-    settings = Settings(n_ctx=1024, type_k=cache_type, type_v=cache_type)
-    assert predict.kv_bytes(of("llama-3.1-8b"), settings) == 1024 * kib * 1024
-
-
-def test_the_known_log() -> None:
-    header = changed(
-        of("llama-3.2-1b"),
-        llama__block_count=24,
-        llama__attention__head_count_kv=2,
-        llama__attention__key_length=64,
-        llama__attention__value_length=64,
-    )
-    assert predict.kv_bytes(header, Settings(n_ctx=8192)) == 96 * MiB
-
-
 def test_layers_without_attention_have_no_cache() -> None:
     base = of("llama-3.2-1b")
     one = predict.kv_bytes(changed(base, llama__block_count=1), Settings())

@@ -31,7 +31,12 @@ N_PARAMS = {
     "qwen3-30b-a3b": 30_532_122_624,
     "gemma-3-4b": 3_880_099_328,
     "gemma-3-12b": 11_765_788_416,
+    "gemma-3n-e4b": 6_868_990_448,
     "phi-3-mini": 3_821_079_552,
+    "gpt-oss-20b": 20_914_757_184,
+    "deepseek-v2-lite": 15_706_484_224,
+    "granite-4.0-h-tiny": 6_939_037_248,
+    "mamba-2.8b": 2_768_345_600,
     "smollm2-135m": 134_515_008,
 }
 
@@ -63,6 +68,40 @@ def test_every_shape_has_the_published_number_of_parameters():
 @pytest.mark.parametrize(("name", "quant", "nbytes"), TENSOR_BYTES)
 def test_tensor_bytes_equal_those_of_published_files(name, quant, nbytes):
     assert sum(t.nbytes for t in shapes.tensors(name, quant)) == nbytes
+
+
+def test_what_llama_cpps_log_says_of_published_files():
+    def n_tensors(shape):
+        return sum(1 for _ in shapes.layout(shape))
+
+    gpt_oss = shapes.tensors("gpt-oss-20b", "MXFP4_MOE")
+    assert round(sum(t.nbytes for t in gpt_oss) / 2**30, 2) == 11.27
+    assert n_tensors(shapes.get("mamba-2.8b")) == 642  # "loaded meta data with … 642 tensors"
+    # Files of before the split of kv_b into k_b and v_b have 377.
+    assert n_tensors(shapes.get("deepseek-v2-lite")) == 377 + 27
+    e2b = shapes.variant(shapes.get("gemma-3n-e4b"), "gemma-3n-e2b", {"block_count": 30, "feed_forward_length": 8192})
+    assert n_tensors(e2b) == 727 and round(e2b.n_params / 1e9, 2) == 4.46
+
+
+def test_lists_have_a_value_for_each_layer():
+    shape = shapes.get("granite-4.0-h-tiny")
+    assert [shape.number("attention.head_count_kv", layer=i) for i in (0, 5, 6, 35)] == [0, 4, 0, 4]
+    for name in shapes.names():
+        for value in shapes.get(name).keys.values():
+            assert isinstance(value, (int, float, str)) or len(value) == shapes.get(name).n_layer
+    small = shapes.variant(shape, "small", {"block_count": 6})
+    assert len(shapes.metadata(small, "Q8_0")["granitehybrid.attention.head_count_kv"]) == 6
+
+
+def test_what_the_converter_keeps_in_f32():
+    kept = {
+        name.split(".", 2)[-1]
+        for name, dims in shapes.layout(shapes.get("gemma-3n-e4b"))
+        if len(dims) > 1 and tensortypes.converted(name, dims) == "F32"
+    }
+    assert kept == {"altup_correct_coef.weight", "altup_predict_coef.weight"}
+    assert tensortypes.converted("altup_proj.weight", (2048, 2048, 3)) == "F16"
+    assert tensortypes.converted("blk.0.ssm_a", (16, 5120)) == "F32"
 
 
 def test_shapes_say_where_they_are_from():
@@ -100,6 +139,11 @@ def dry_quantize(path: Path, *quants: str) -> list[dict]:
         "qwen3-30b-a3b",
         "gemma-3-4b",
         "phi-3-mini",  # fused matrices
+        "gemma-3n-e4b",  # matrices that stay f16
+        "gpt-oss-20b",  # rows of 2880: fallbacks
+        "deepseek-v2-lite",  # stacks that are no experts
+        "granite-4.0-h-tiny",
+        "mamba-2.8b",
         "smollm2-135m",  # rows of 576: nearly everything falls back
     ],
 )

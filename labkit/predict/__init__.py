@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from labkit.predict.compute import compute_bytes
+from labkit.predict.compute import compute_bytes, output_bytes
 from labkit.predict.hparams import n_vocab
-from labkit.predict.kv import kv_bytes
+from labkit.predict.kv import Cache, LayerCache, cache, kv_bytes, kv_bytes_per_token, recurrent_bytes
+from labkit.predict.limits import check
+from labkit.predict.offload import Side, Split, offload
+from labkit.predict.offload_speed import Speeds, calibrate, offload_ms
+from labkit.predict.placement import EXPERTS, place
 from labkit.predict.process import (
     PYTHON_ANON_BYTES,
     PYTHON_FILE_BYTES,
@@ -16,16 +20,31 @@ from labkit.predict.repack import repacked
 from labkit.predict.speed import bytes_per_token, decode_ms, paging_ms
 
 __all__ = [
+    "EXPERTS",
     "PYTHON_ANON_BYTES",
     "PYTHON_FILE_BYTES",
     "VOCABULARY_BYTES_PER_TOKEN",
+    "Cache",
+    "LayerCache",
     "Predicted",
+    "Side",
+    "Speeds",
+    "Split",
     "bytes_per_token",
+    "cache",
+    "calibrate",
+    "check",
     "compute_bytes",
     "decode_ms",
     "kv_bytes",
+    "kv_bytes_per_token",
     "memory",
     "n_vocab",
+    "offload",
+    "offload_ms",
+    "output_bytes",
     "paging_ms",
+    "place",
+    "recurrent_bytes",
     "repacked",
 ]

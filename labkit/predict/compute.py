@@ -42,6 +42,11 @@ def compute_bytes(header: Header, settings: Settings) -> tuple[int, bool]:
     return max(logits, scores, feed_forward_bytes(header, settings, ub) + 4 * ub * (cells // 2 + k + v - n_embd)), False
 
 
+def output_bytes(header: Header, settings: Settings) -> int:
+    """Bytes of the output buffer on the host: a row of logits for each sequence (llama_context::output_reserve)."""
+    return 4 * n_vocab(header) * settings.n_seq_max
+
+
 def feed_forward_bytes(header: Header, settings: Settings, batch: int) -> int:
     """What a batch touches of the compute buffer with one output row: gate, up and their product are its widest."""
     ub = min(batch, settings.n_ubatch)

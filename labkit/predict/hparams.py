@@ -19,10 +19,24 @@ def n_vocab(header: Header) -> int:
         raise GGUFError(f"{header.path}: there is no {EMBEDDING} in it, so this is not a language model.") from None
 
 
+def number(header: Header, name: str, default: int = 0) -> int:
+    """An integer key of the whole model; ``default`` where it is absent.
+
+    Raises:
+        GGUFError: it is no number.
+    """
+    value = header.key(name, default)
+    if not isinstance(value, (int, float)):
+        raise GGUFError(f"{header.path}: the metadata '{header.arch}.{name}' is not a number.")
+    return int(value)
+
+
 def per_layer(header: Header, name: str, layer: int) -> int:
     """An integer key, which may be one number or one for each layer; 0 where it is absent."""
     value = header.key(name, 0)
-    return int(value) if isinstance(value, (int, float)) else int(value[layer])
+    if isinstance(value, (int, float)):
+        return int(value)
+    return int(value[layer]) if layer < len(value) else 0
 
 
 def has_output(header: Header) -> bool:

@@ -1,68 +1,169 @@
-"""The KV cache: its bytes, layer by layer."""
+"""The cache: its bytes, layer by layer, for every architecture that ``architectures`` knows."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from labkit.gguf import Header, row_bytes
-from labkit.predict.hparams import per_layer
+from labkit.predict.architectures import KNOWN, NOT_EXACT
+from labkit.predict.layers import is_latent, kv_widths, layers, window
 from labkit.settings import Settings
 
+__all__ = [
+    "Cache",
+    "LayerCache",
+    "cache",
+    "kv_bytes",
+    "kv_bytes_per_token",
+    "kv_widths",
+    "padded",
+    "recurrent_bytes",
+    "streams_and_cells",
+]
+
 CELL_PADDING = 256  # llama_context pads n_ctx to it (src/llama-context.cpp)
+_STATE_BYTES = 4  # recurrent states are f32, whatever the cache types (llama_model::create_memory)
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What one layer keeps.
+
+    Attributes:
+        layer: its number.
+        kind: "full" (all tokens), "window" (the last ones), "recurrent" (a state instead of tokens), "shared" (reads
+            another layer's cache) or "none".
+        cells: places for one token each, in each stream; of a recurrent layer, states.
+        streams: separate caches, one for each sequence unless they are unified.
+        k_bytes: of all keys, or of the compressed vectors that stand for keys and values (MLA).
+        v_bytes: of all values.
+        recurrent_bytes: of all states, which do not depend on the context.
+    """
+
+    layer: int
+    kind: str
+    cells: int
+    streams: int
+    k_bytes: int
+    v_bytes: int
+    recurrent_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.k_bytes + self.v_bytes + self.recurrent_bytes
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What all layers keep.
+
+    Attributes:
+        exact: llama.cpp allocates exactly this for this architecture.
+        reason: "", or one clause that says why it may allocate something else; then each layer counts as full.
+    """
+
+    layers: tuple[LayerCache, ...]
+    exact: bool
+    reason: str
+
+    @property
+    def k_bytes(self) -> int:
+        """Keys, or compressed vectors."""
+        return sum(layer.k_bytes for layer in self.layers)
+
+    @property
+    def v_bytes(self) -> int:
+        """Values."""
+        return sum(layer.v_bytes for layer in self.layers)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values: llama.cpp's "KV buffer"."""
+        return self.k_bytes + self.v_bytes
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """States of recurrent layers: llama.cpp's "RS buffer"."""
+        return sum(layer.recurrent_bytes for layer in self.layers)
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.kv_bytes + self.recurrent_bytes
+
+
+def cache(header: Header, settings: Settings) -> Cache:
+    """The cache of a context, allocated and zeroed when the context is created; tokens do not make it grow.
+
+    A layer with attention takes streams × cells × (row(type_k, k) + row(type_v, v)), k and v being the layer's heads
+    with a K and V of their own times their width. A sliding-window layer has cells for its window and one batch only,
+    unless ``swa_full``. A recurrent layer takes 4 bytes × elements of its state for each sequence. Sources:
+    llama_kv_cache (src/llama-kv-cache.cpp), llama_kv_cache_iswa (src/llama-kv-cache-iswa.cpp), llama_memory_recurrent
+    (src/llama-memory-recurrent.cpp), llama_context for the padding; ``layers`` and ``architectures`` for the rest.
+
+    Raises:
+        ValueError: a row is no whole number of the cache type's blocks; llama.cpp refuses that too.
+    """
+    streams, cells = streams_and_cells(settings)
+    windowed = _window_cells(header, settings, cells)
+    # Without flash attention V is stored transposed, and every layer's is made as wide as the widest.
+    transposed = settings.flash_attn == "off" or header.arch == "grok"
+    widest = max((kv_widths(header, i)[1] for i in range(header.n_layer)), default=0) if transposed else 0
+    latent = is_latent(header)
+    n_states = max(1, settings.n_seq_max)
+    found = []
+    for i, layer in enumerate(layers(header)):
+        states = _STATE_BYTES * n_states * layer.state
+        if layer.kind not in ("full", "window"):
+            places = (n_states, 1) if states else (0, 0)
+            found.append(LayerCache(i, layer.kind, *places, k_bytes=0, v_bytes=0, recurrent_bytes=states))
+            continue
+        n = windowed if layer.kind == "window" else cells
+        k = streams * n * row_bytes(settings.type_k.upper(), layer.k)
+        v = 0 if latent else streams * n * row_bytes(settings.type_v.upper(), max(layer.v, widest))
+        kind = layer.kind if k or v else "none"
+        found.append(LayerCache(i, kind, n, streams, k_bytes=k, v_bytes=v, recurrent_bytes=states))
+    reason = "" if header.arch in KNOWN else NOT_EXACT.get(header.arch, "the kit does not know this architecture")
+    return Cache(tuple(found), exact=not reason, reason=reason)
 
 
 def kv_bytes(header: Header, settings: Settings) -> int:
-    """Bytes of the KV cache, allocated and zeroed when the context is created.
+    """Bytes of the KV cache: see ``cache``."""
+    return cache(header, settings).kv_bytes
 
-    Σ over layers of streams × cells × (row(type_k, head_k × n_head_kv) + row(type_v, head_v × n_head_kv)). A
-    sliding-window layer keeps only its window plus one batch, unless ``swa_full``. Source: llama_kv_cache (src/
-    llama-kv-cache.cpp), llama_kv_cache_iswa (src/llama-kv-cache-iswa.cpp), llama_context for the padding.
-    """
-    streams, cells = streams_and_cells(settings)
-    n_swa = _window(header)
-    windowed = cells
-    if n_swa and not settings.swa_full:
-        ubatch = min(settings.n_ubatch, settings.n_batch, padded(settings.n_ctx))
-        windowed = min(cells, padded(min(cells, n_swa * (settings.n_seq_max if settings.kv_unified else 1) + ubatch)))
-    total = 0
-    for layer in range(header.n_layer):
-        k, v = kv_widths(header, layer)
-        rows = windowed if n_swa and _is_windowed(header, layer) else cells
-        total += streams * rows * (row_bytes(settings.type_k.upper(), k) + row_bytes(settings.type_v.upper(), v))
-    return total
+
+def recurrent_bytes(header: Header, settings: Settings) -> int:
+    """Bytes of recurrent state: see ``cache``."""
+    return cache(header, settings).recurrent_bytes
+
+
+def kv_bytes_per_token(header: Header, settings: Settings) -> int:
+    """Bytes of K and V of one token in all layers, those with a window included; they stop there once it is full."""
+    return sum(
+        (layer.k_bytes + layer.v_bytes) // (layer.streams * layer.cells)
+        for layer in cache(header, settings).layers
+        if layer.k_bytes
+    )
 
 
 def padded(n: int) -> int:
+    """The next whole number of 256 cells."""
     return -(-n // CELL_PADDING) * CELL_PADDING
 
 
 def streams_and_cells(settings: Settings) -> tuple[int, int]:
-    """How many separate caches there are, and the cells of each."""
+    """How many separate caches there are, and the cells of each (llama_context: n_ctx_seq)."""
     n_ctx = padded(settings.n_ctx)
     if settings.kv_unified:
         return 1, n_ctx
     return settings.n_seq_max, padded(n_ctx // settings.n_seq_max)
 
 
-def kv_widths(header: Header, layer: int) -> tuple[int, int]:
-    """Elements of one cell's K and V row in a layer."""
-    heads = per_layer(header, "attention.head_count", layer)
-    # Without the key, every head has its own K and V; a 0 in a list marks a layer without attention.
-    kv_heads = (
-        heads if header.key("attention.head_count_kv") is None else per_layer(header, "attention.head_count_kv", layer)
-    )
-    head = int(header.key("embedding_length", 0)) // max(1, heads)
-    return int(header.key("attention.key_length", head)) * kv_heads, int(
-        header.key("attention.value_length", head)
-    ) * kv_heads
-
-
-def _window(header: Header) -> int:
-    """Cells of the sliding window; 0 where llama.cpp ignores it (phi3: src/models/phi3.cpp)."""
-    return 0 if header.arch in ("llama", "phi3") else int(header.key("attention.sliding_window", 0) or 0)
-
-
-def _is_windowed(header: Header, layer: int) -> bool:
-    """Whether a layer is a sliding-window one. Gemma 3: all but every sixth (llama_hparams::set_swa_pattern)."""
-    pattern = header.key("attention.sliding_window_pattern", 6)
-    if isinstance(pattern, int):
-        return layer % pattern < pattern - 1
-    return bool(pattern[layer])
+def _window_cells(header: Header, settings: Settings, cells: int) -> int:
+    """Cells of a sliding-window layer: the window of every sequence in it, and one batch (llama_kv_cache_iswa)."""
+    if settings.swa_full:
+        return cells
+    ubatch = min(settings.n_ubatch, settings.n_batch, settings.n_ctx)
+    sequences = settings.n_seq_max if settings.kv_unified else 1
+    return padded(min(cells, window(header) * sequences + ubatch))

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from labkit.gguf import Header, Tensor
-from labkit.predict.compute import compute_bytes, feed_forward_bytes
-from labkit.predict.hparams import EMBEDDING, n_vocab
-from labkit.predict.kv import kv_bytes
+from labkit.predict.compute import compute_bytes, feed_forward_bytes, output_bytes
+from labkit.predict.hparams import EMBEDDING
+from labkit.predict.kv import cache
 from labkit.predict.repack import repacked
 from labkit.settings import Settings
 from labkit.units import MiB
@@ -26,8 +26,9 @@ class Predicted:
 
     ``rss_anon_bytes`` and ``rss_file_bytes`` are the resident set after the given tokens. ``anon_floor_bytes`` is all
     that the kernel cannot take back once the whole compute buffer has been used: it decides whether a cap kills.
-    ``compute_exact`` says whether the compute buffer's formula is known to equal llama.cpp's for this architecture.
-    ``decode_ms`` is None until a bandwidth is given.
+    ``compute_exact`` says whether ``compute_bytes`` is known to equal llama.cpp's figure, by formula or by a dry run.
+    ``recurrent_bytes`` is the state of recurrent layers, beside the KV cache. ``decode_ms`` is None until a bandwidth
+    is given.
     """
 
     weights_bytes: int
@@ -44,6 +45,7 @@ class Predicted:
     rss_file_bytes: int
     locked_bytes: int
     decode_ms: float | None = None
+    recurrent_bytes: int = 0
 
 
 def memory(
@@ -54,6 +56,7 @@ def memory(
     prompt_tokens: int = 8,
     cap_bytes: int | None = None,
     page_bytes: int = 4096,
+    planned_compute_bytes: int | None = None,
 ) -> Predicted:
     """Memory of a process that runs this model on the CPU.
 
@@ -65,6 +68,7 @@ def memory(
         cap_bytes: a memory cap, which leaves less room for pages of the file; library pages are charged to whoever read
             them first and do not count.
         page_bytes: the system's page size.
+        planned_compute_bytes: the compute buffer as llama.cpp plans it, where no formula is exact (``dry_runs``).
 
     Returns:
         Bytes. ``weights``: Σ tensors. ``repack``: Σ tensors the CPU backend copies. ``mapped``: the span of the file
@@ -77,14 +81,16 @@ def memory(
     repack = sum(t.nbytes for t in header.tensors if t.name in copied)
     in_place = [t for t in header.tensors if t.name not in copied or t.name == EMBEDDING]
     is_mapped = settings.load_mode in ("auto", "mmap", "mmap+mlock")
-    mapped = _mapped_span(in_place, page_bytes) if is_mapped else 0
+    mapped = mapped_span(in_place, page_bytes) if is_mapped else 0
     heap = 0 if is_mapped else sum(t.nbytes for t in in_place)
-    kv = kv_bytes(header, settings)
+    kept = cache(header, settings)
     compute, exact = compute_bytes(header, settings)
-    output = 4 * n_vocab(header) * settings.n_seq_max
+    if not exact and planned_compute_bytes is not None:
+        compute, exact = planned_compute_bytes, True
+    output = output_bytes(header, settings)
     tokens = header.metadata.get("tokenizer.ggml.tokens", ())
     python = PYTHON_ANON_BYTES + VOCABULARY_BYTES_PER_TOKEN * len(tokens)
-    anon = heap + repack + kv + output + python
+    anon = heap + repack + kept.bytes + output + python
     rss_anon = anon + min(compute, feed_forward_bytes(header, settings, prompt_tokens))
     resident = mapped if cap_bytes is None else max(0, min(mapped, cap_bytes - rss_anon))
     return Predicted(
@@ -92,7 +98,8 @@ def memory(
         mapped_bytes=mapped,
         heap_bytes=heap,
         repack_bytes=repack,
-        kv_bytes=kv,
+        kv_bytes=kept.kv_bytes,
+        recurrent_bytes=kept.recurrent_bytes,
         compute_bytes=compute,
         compute_exact=exact,
         output_bytes=output,
@@ -104,7 +111,7 @@ def memory(
     )
 
 
-def _mapped_span(tensors: list[Tensor], page_bytes: int) -> int:
+def mapped_span(tensors: list[Tensor], page_bytes: int) -> int:
     """Bytes that stay mapped: per file, from the page of the first tensor used in place to the page of the last.
 
     llama.cpp maps the whole file and then unmaps its head and tail (llama_mmap::unmap_fragment, called at the end of

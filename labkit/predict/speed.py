@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from labkit.gguf import Header
 from labkit.predict.hparams import EMBEDDING, has_output
-from labkit.predict.kv import kv_bytes, streams_and_cells
+from labkit.predict.kv import cache
 from labkit.settings import Settings
 
 
 def bytes_per_token(header: Header, settings: Settings, *, n_past: int = 0) -> int:
-    """Bytes of memory that decoding one token reads: the weights it uses and the cache up to ``n_past``.
+    """Bytes of memory that decoding one token reads: the weights it uses, and what its sequence keeps.
 
-    An untied token embedding is not read (one row of it is); of a mixture of experts, only the routed experts are.
+    An untied token embedding is not read (one row of it is); of a mixture of experts, only the routed experts are. Of
+    the cache, ``n_past`` cells are read, in a layer with a sliding window as many of them as it has; of recurrent
+    states, the sequence's own.
     """
     untied = has_output(header)
     used, total = int(header.key("expert_used_count", 0)), int(header.key("expert_count", 0))
@@ -21,8 +23,11 @@ def bytes_per_token(header: Header, settings: Settings, *, n_past: int = 0) -> i
             continue
         share = used / total if total and "_exps." in tensor.name else 1.0
         read += int(tensor.nbytes * share)
-    streams, cells = streams_and_cells(settings)
-    return read + kv_bytes(header, settings) * n_past // (streams * cells)
+    for layer in cache(header, settings).layers:
+        if layer.k_bytes:
+            read += (layer.k_bytes + layer.v_bytes) // (layer.streams * layer.cells) * min(n_past, layer.cells)
+        read += layer.recurrent_bytes // settings.n_seq_max
+    return read
 
 
 def decode_ms(bytes_read: int, *, bandwidth_bytes_per_s: float, overhead_ms: float = 0.0) -> float:

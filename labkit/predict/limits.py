@@ -1,0 +1,44 @@
+"""Settings that do not suit a model, said before llama.cpp refuses them."""
+
+from __future__ import annotations
+
+from labkit.ggml_types import TYPES
+from labkit.gguf import Header
+from labkit.predict.hparams import number
+from labkit.predict.layers import is_latent, kv_heads, kv_widths, layers
+from labkit.settings import Settings, SettingsError
+
+STRETCH = 16  # times the trained context that rotary scaling is used for at most
+
+
+def check(header: Header, settings: Settings) -> None:
+    """Refuse what llama.cpp would refuse for this model (llama_init_from_model), and a context nobody can use.
+
+    Raises:
+        SettingsError: the context is more than 16 times the trained one; heads are no whole number of the cache type's
+            blocks; or K and V differ in type where one vector stands for both.
+    """
+    trained = number(header, "context_length")
+    if trained and settings.n_ctx > STRETCH * trained:
+        raise SettingsError(
+            f"n_ctx is {settings.n_ctx:,}: this model was trained for {trained:,} tokens of context, and past "
+            f"{STRETCH * trained:,} no way of stretching it is known to help, so write less."
+        )
+    if (is_latent(header) or header.arch == "deepseek4") and settings.type_k != settings.type_v:
+        raise SettingsError(
+            f"type_k is {settings.type_k} and type_v {settings.type_v}: this model keeps one vector for both, so "
+            f"write the same type for both."
+        )
+    if settings.flash_attn == "off":
+        return
+    for i, layer in enumerate(layers(header)):
+        heads = kv_heads(header, i)
+        if layer.kind not in ("full", "window") or not heads:
+            continue
+        for name, width in zip(("k", "v"), kv_widths(header, i), strict=True):
+            block = TYPES[getattr(settings, f"type_{name}").upper()].block_elems
+            if width // heads % block:
+                raise SettingsError(
+                    f"type_{name} is {getattr(settings, f'type_{name}')}, whose blocks hold {block} values: this "
+                    f"model's heads have {width // heads}, no multiple of that, so write f16."
+                )

@@ -1,0 +1,229 @@
+"""Memory of a model whose layers are partly on devices: bytes of each kind on each side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from labkit.gguf import Header
+from labkit.predict.compute import compute_bytes, feed_forward_bytes, output_bytes
+from labkit.predict.hparams import n_vocab, number, per_layer
+from labkit.predict.kv import LayerCache, cache, kv_widths, streams_and_cells
+from labkit.predict.placement import HOST, Placed, crossings, output_side, place, place_tensors
+from labkit.predict.process import mapped_span
+from labkit.predict.repack import repacked
+from labkit.settings import Settings
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one side holds.
+
+    Attributes:
+        name: ``host``, ``device``, or with several ``device 1`` and so on.
+        weights_bytes: tensors placed here. A tied embedding counts on both sides once its copy is a device's output.
+        mapped_bytes: of the host, the span of the file that stays mapped; the kernel can drop and reread these pages.
+        heap_bytes: of the host, weights read into its own memory because nothing is mapped.
+        repack_bytes: of the host, copies of weights in the CPU's own layout.
+        kv_bytes: keys and values of the layers whose cache is here.
+        recurrent_bytes: recurrent states of these layers.
+        compute_bytes: buffer for a batch on its way through.
+        output_bytes: the rows of logits handed out, always on the host.
+        read_bytes: weights that decoding one token reads here.
+        cache_token_bytes: cache that each token of the context adds to what decoding one more reads here.
+    """
+
+    name: str
+    weights_bytes: int
+    mapped_bytes: int
+    heap_bytes: int
+    repack_bytes: int
+    kv_bytes: int
+    recurrent_bytes: int
+    compute_bytes: int
+    output_bytes: int
+    read_bytes: int
+    cache_token_bytes: int
+
+    @property
+    def pinned_bytes(self) -> int:
+        """What has to be there: on a device all of it, on the host all but the mapped file."""
+        weights = self.heap_bytes + self.repack_bytes if self.name == "host" else self.weights_bytes
+        return weights + self.kv_bytes + self.recurrent_bytes + self.compute_bytes + self.output_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it, with the mapped file."""
+        return self.pinned_bytes + self.mapped_bytes
+
+
+@dataclass(frozen=True)
+class Split:
+    """A model on a host and its devices.
+
+    Attributes:
+        n_gpu_layers: how many left: blocks and the output layer, n_layer + 1 at most.
+        host: what stays.
+        devices: what each device gets.
+        layers_on: for each block, 0 for the host or the number of its device.
+        output_on: the same for the output layer.
+        hops: how often one token's data changes sides, its logits' way back included.
+        hop_bytes: what crosses in all these hops.
+        compute_exact: the compute buffers are known to be llama.cpp's; else they are estimates.
+    """
+
+    n_gpu_layers: int
+    host: Side
+    devices: tuple[Side, ...]
+    layers_on: tuple[int, ...]
+    output_on: int
+    hops: int
+    hop_bytes: int
+    compute_exact: bool
+
+
+def offload(
+    header: Header,
+    settings: Settings,
+    *,
+    n_devices: int = 1,
+    shares: Sequence[float] | None = None,
+    on_cpu: Sequence[str] = (),
+    cpu_features: Iterable[str] | None = None,
+    pinned_host: bool = False,
+    page_bytes: int = 4096,
+) -> Split:
+    """What lies where for ``settings.n_gpu_layers`` and ``settings.offload_kqv``.
+
+    A layer's cache lies where the layer is, unless ``offload_kqv`` is off (llama_kv_cache). Weights: ``place`` and
+    ``place_tensors``; compute buffers: the comment in this module. Compared with RPC devices that compute on a CPU;
+    another backend may pad rows (CUDA: to 512 elements) and need other compute buffers.
+
+    Args:
+        header: the model's.
+        settings: how it is run.
+        n_devices: how many there are.
+        shares: of the layers for each device, see ``place``; by default all alike.
+        on_cpu: regular expressions; weights whose name one of them matches stay on the host (``-ot REGEX=CPU``).
+        cpu_features: what this build of ggml uses (``engine.cpu_features()``); None counts as none, so no repacking.
+        pinned_host: whether the device offers page-locked host memory, as CUDA, HIP, Vulkan and SYCL do, and Metal and
+            RPC do not; then llama.cpp repacks nothing (make_cpu_buft_list in src/llama-model.cpp).
+        page_bytes: the system's page size.
+    """
+    n_layer = header.n_layer
+    sides = place(n_layer, settings.n_gpu_layers, shares=shares or (1.0,) * n_devices)
+    kept = [re.compile(pattern) for pattern in on_cpu]
+    copied = repacked(header, cpu_features=cpu_features or ()) if settings.repack and not pinned_host else ()
+    names = frozenset(tensor.name for tensor in copied)
+    cache_on = tuple(side if settings.offload_kqv else HOST for side in sides[:n_layer])
+    caches = cache(header, settings).layers
+    compute, exact = _compute(header, settings, sides, n_devices, bool(kept))
+    hops, hop_bytes = crossings(header, sides, cache_on, kept)
+    found = []
+    for side, placed in enumerate(place_tensors(header, sides, kept, n_sides=n_devices + 1)):
+        name = "host" if side == HOST else "device" if n_devices == 1 else f"device {side}"
+        mine = [layer for layer, on in zip(caches, cache_on, strict=True) if on == side]
+        in_ram = (0, 0, 0) if side != HOST else _in_ram(placed, names, settings, page_bytes)
+        found.append(_side(name, header, settings, placed, mine, compute[side], in_ram))
+    return Split(
+        n_gpu_layers=sum(side != HOST for side in sides),
+        host=found[HOST],
+        devices=tuple(found[1:]),
+        layers_on=sides[:n_layer],
+        output_on=output_side(header, sides, kept),
+        hops=hops,
+        hop_bytes=hop_bytes,
+        compute_exact=exact,
+    )
+
+
+def _side(
+    name: str,
+    header: Header,
+    settings: Settings,
+    placed: Sequence[Placed],
+    caches: Sequence[LayerCache],
+    compute: int,
+    in_ram: tuple[int, int, int],
+) -> Side:
+    used, experts = number(header, "expert_used_count"), number(header, "expert_count")
+    read = sum(
+        one.tensor.nbytes * used // experts if experts and "_exps." in one.tensor.name else one.tensor.nbytes
+        for one in placed
+        if not one.looked_up
+    )
+    # A tied embedding on the host is one tensor that is both looked up and multiplied with.
+    distinct = {one.tensor.name: one.tensor.nbytes for one in placed}
+    mapped, heap, repack = in_ram
+    return Side(
+        name=name,
+        weights_bytes=sum(distinct.values()),
+        mapped_bytes=mapped,
+        heap_bytes=heap,
+        repack_bytes=repack,
+        kv_bytes=sum(layer.k_bytes + layer.v_bytes for layer in caches),
+        recurrent_bytes=sum(layer.recurrent_bytes for layer in caches),
+        compute_bytes=compute,
+        output_bytes=output_bytes(header, settings) if name == "host" else 0,
+        read_bytes=read,
+        cache_token_bytes=sum(
+            (layer.k_bytes + layer.v_bytes) // (layer.streams * layer.cells) for layer in caches if layer.k_bytes
+        ),
+    )
+
+
+def _in_ram(
+    placed: Sequence[Placed], copied: frozenset[str], settings: Settings, page_bytes: int
+) -> tuple[int, int, int]:
+    """Of the host's weights: the mapped span, what is read into memory instead, and the CPU's copies.
+
+    Repacked weights leave the file; a tied embedding that is repacked stays in it too, to be looked up.
+    """
+    in_place = {one.tensor.name: one.tensor for one in placed if one.looked_up or one.tensor.name not in copied}
+    repack = sum(one.tensor.nbytes for one in placed if one.tensor.name in copied and not one.looked_up)
+    if settings.load_mode in ("auto", "mmap", "mmap+mlock"):
+        return mapped_span(list(in_place.values()), page_bytes), 0, repack
+    return 0, sum(tensor.nbytes for tensor in in_place.values()), repack
+
+
+# Compute buffers. With everything on the CPU: ``compute_bytes``. Once a layer has left, found by comparing with
+# llama.cpp's dry runs on RPC devices, with flash attention and the cache beside its layer:
+#   host     the feed-forward's widest moment while it has a block; with none, the embedded batch twice, ids and mask;
+#   device   the logits and their rows; with a block the feed-forward too, less the embedded batch, once or twice.
+# Several devices that hold all layers work on four batches in turn (pipeline parallelism), and keep inputs four times.
+def _compute(
+    header: Header, settings: Settings, sides: tuple[int, ...], n_devices: int, kept: bool
+) -> tuple[tuple[int, ...], bool]:
+    total, exact = compute_bytes(header, settings)
+    if sides[-1] == HOST:
+        return (total, *[0] * n_devices), exact
+    ub = min(settings.n_ubatch, settings.n_batch, settings.n_ctx)
+    outputs = min(ub, settings.n_outputs_max or ub)
+    embedded = 4 * ub * number(header, "embedding_length")
+    flash = settings.flash_attn != "off"
+    mask = (2 if flash else 4) * ub * streams_and_cells(settings)[1]
+    # Token ids, positions and where each K and V goes; without flash attention, where each element of V goes.
+    inputs = mask + 24 * ub + (0 if flash else 8 * ub * kv_widths(header, 0)[1])
+    logits = 4 * outputs * (n_vocab(header) + number(header, "embedding_length"))
+    # Without flash attention or with a wide cache type something else may be the widest; ``total`` knows.
+    feed_forward = feed_forward_bytes(header, settings, ub)
+    block = total if total > max(logits + embedded, feed_forward) + 4 * outputs else feed_forward
+    whole = HOST not in sides[:-1]
+    # With a large mask or few outputs the allocator finds a place for the batch as well; in between, it leaves holes.
+    reused = flash and not whole and (mask >= embedded or outputs < ub)
+    n_ff = per_layer(header, "feed_forward_length", 0)
+    holes = outputs == ub and 4 * ub * n_ff - 2 * embedded <= mask < embedded and block - embedded > logits
+    in_turn = whole and n_devices > 1 and settings.offload_kqv and not kept
+    copies, moves = (3 * inputs, 4 * embedded) if in_turn else (0, 0)
+    batch_in = 2 * embedded + inputs + copies + moves * 3 // 4
+    sizes = [batch_in if whole and not kept else block + 4 * outputs]
+    for device in range(1, n_devices + 1):
+        has_block = device in sides[:-1]
+        widest = block - embedded * (0 if holes else 2 if reused else 1) + moves if has_block else 0
+        last = logits + moves * (2 if has_block else 1) if sides[-1] == device else 0
+        sizes.append(max(widest, last) + (copies if has_block else 0))
+    n_blocks = sum(side != HOST for side in sides[:-1])
+    plain = n_devices == 1 and (settings.offload_kqv or not n_blocks) and not number(header, "expert_count")
+    unclear = reused and n_blocks == 1 and block - embedded > logits
+    return tuple(sizes), exact and plain and not kept and not unclear and not (holes and n_blocks)
