@@ -1,4 +1,4 @@
-"""What a child does besides running a model for ``experiment``: quantize, weigh columns, compare two models."""
+"""What a child does besides running a model for ``experiment``: quantize, weigh columns, compare models and caches."""
 
 from __future__ import annotations
 
@@ -62,8 +62,57 @@ def _quality(job: dict[str, Any], send: Send) -> dict[str, Any]:
     )
 
 
+def _dry_runs(job: dict[str, Any], send: Send) -> dict[str, Any]:
+    from labkit.dryrun import plan
+    from labkit.settings import Settings
+
+    plan(Path(job["model"]), [Settings.of(one) for one in job["settings"]], send=send)
+    return {}
+
+
+def _cache_quality(job: dict[str, Any], send: Send) -> dict[str, Any]:
+    from labkit.cachequality import measure
+
+    return measure(
+        Path(job["model"]),
+        job["text"],
+        job["tokens"],
+        [(type_k, type_v, rotated) for type_k, type_v, rotated in job["caches"]],
+        chunk=job["chunk"],
+        bin_tokens=job["bin_tokens"],
+        threads=job["threads"],
+        send=send,
+    )
+
+
+def _slots(job: dict[str, Any], send: Send) -> dict[str, Any]:
+    from labkit.cells.slots import measure
+
+    measure(job, send)
+    return {}
+
+
+def _device(job: dict[str, Any], send: Send) -> dict[str, Any]:
+    from labkit._device import serve
+
+    return serve(job, send)
+
+
+def _depth(job: dict[str, Any], send: Send) -> dict[str, Any]:
+    from labkit.depth import measure
+    from labkit.settings import Settings
+
+    rows = [Settings.of(one) for one in job["settings"]]
+    return measure(Path(job["model"]), rows, job["depths"], job["repeats"], send=send)
+
+
 _TASKS: dict[str, Callable[[dict[str, Any], Send], dict[str, Any]]] = {
     "quantize": _quantize,
     "imatrix": _imatrix,
     "quality": _quality,
+    "device": _device,
+    "dry_runs": _dry_runs,
+    "cache_quality": _cache_quality,
+    "depth": _depth,
+    "slots": _slots,
 }

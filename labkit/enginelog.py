@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from labkit.units import MiB
@@ -15,6 +15,10 @@ _KV = re.compile(
     r"llama_kv_cache\S*: size =\s*([\d.]+) MiB \(\s*(\d+) cells,\s*(\d+) layers,\s*([\d/]+) seqs\), "
     r"K \((\S+)\):\s*([\d.]+) MiB, V \((\S+)\):\s*([\d.]+) MiB"
 )
+# "find_slot: stream[0], n = 180, used = 120, head = 60, size = 256, n_swa = 0" (llama_kv_cache::find_slot), then rows
+# of 256 cells with a character each, its sequence, and rows of 64 cells with five characters each, its position. " *"
+# marks the end of 256 cells, of which there is always a whole multiple.
+_SLOT = re.compile(r"find_slot: stream\[(\d+)\], n =\s*\d+, used =\s*(\d+), head =\s*(\d+), size =\s*(\d+)")
 _RS = re.compile(r"llama_memory_recurrent\S*: size =\s*([\d.]+) MiB")
 
 LOG_RESOLUTION_BYTES = int(0.005 * MiB) + 1
@@ -47,6 +51,28 @@ class KVCache:
         return self.k_bytes + self.v_bytes
 
 
+EMPTY, SHARED = -1, -2
+"""How a cell that belongs to no sequence, or to several, is written where others carry their sequence's number."""
+
+
+_OWNERS = {".": EMPTY, "M": SHARED}
+
+
+@dataclass(frozen=True)
+class SlotMap:
+    """The cells of one stream of a KV cache, as llama.cpp logs them while it looks for room.
+
+    ``owners`` has for each cell the number of its sequence, ``EMPTY`` or ``SHARED``; ``positions`` the position of its
+    token, or -1. ``head`` is the cell at which the next search for room starts.
+    """
+
+    stream: int
+    used: int
+    head: int
+    owners: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
 def _mib(text: str) -> int:
     return round(float(text) * MiB)
 
@@ -70,6 +96,43 @@ def parse_kv(lines: Iterable[str]) -> tuple[KVCache, ...]:
 def parse_recurrent(lines: Iterable[str]) -> int:
     """Bytes of recurrent state (Mamba and hybrids); 0 when the model has none."""
     return sum(_mib(m.group(1)) for line in lines if (m := _RS.search(line)))
+
+
+def parse_slot_maps(lines: Iterable[str]) -> tuple[SlotMap, ...]:
+    """Every map of the cells, in order. Needs LLAMA_KV_CACHE_DEBUG=3.
+
+    Raises:
+        ValueError: a map is incomplete, or has a number too long for its column: sequences end at 9, positions at
+            99,999.
+    """
+    found = []
+    rows = iter(lines)
+    for line in rows:
+        if match := _SLOT.search(line):
+            stream, used, head, size = (int(group) for group in match.groups())
+            owners = [_OWNERS.get(cell) or int(cell) for cell in _cells(rows, size, per_row=256, width=1)]
+            positions = [-1 if cell == "." else int(cell) for cell in _cells(rows, size, per_row=64, width=5)]
+            found.append(SlotMap(stream, used, head, tuple(owners), tuple(positions)))
+    return tuple(found)
+
+
+def _cells(rows: Iterator[str], size: int, *, per_row: int, width: int) -> list[str]:
+    cells: list[str] = []
+    for row in rows:
+        text = row.removesuffix(" *")
+        if text:
+            if len(text) != per_row * width:
+                break
+            cells += [text[i : i + width].strip() for i in range(0, len(text), width)]
+        if len(cells) >= size:
+            return cells
+    raise ValueError("llama.cpp's map of its cells cannot be read: a number is too long for its column, or rows lack.")
+
+
+def no_room(why: str) -> tuple[str, int] | None:
+    """The device and the bytes it could not give, if that is what a reason says (llama-model.cpp, ggml-alloc.c)."""
+    match = re.search(r"failed to allocate (\S+) buffer of size (\d+)", why)
+    return (match[1], int(match[2])) if match else None
 
 
 def first_reason(errors: Iterable[str]) -> str | None:
