@@ -65,10 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
     inspect = add("inspect", _inspect, "Read a model's header: shape, tensor types, sizes.", data)
     inspect.add_argument("model", metavar="MODEL")
-    inspect.add_argument(
-        "--ctx", type=int, metavar="N", help="also predict the KV cache and compute buffer for N tokens"
-    )
-    _cache_type(inspect)
+    _context(inspect, "also predict the KV cache and compute buffer for N tokens")
     inspect.add_argument(
         "--quant", metavar="QUANT", help="also predict each tensor's type and the size after quantizing, as in Q4_K_M"
     )
@@ -87,14 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument(
         "--no-repack", dest="repack", action="store_false", default=None, help="leave weights as they are"
     )
-    measure.add_argument("--ctx", dest="n_ctx", type=int, metavar="N", help="n_ctx (default 512)")
-    measure.add_argument("--ubatch", dest="n_ubatch", type=int, metavar="N", help="n_ubatch (default 512)")
-    _cache_type(measure)
-    measure.add_argument("--flash-attn", dest="flash_attn", metavar="MODE", help="auto, on or off")
+    _context(measure, "n_ctx (default 512)")
     measure.add_argument("--ngl", dest="n_gpu_layers", type=int, metavar="N", help="n_gpu_layers (default 0)")
     measure.add_argument(
-        "--device", dest="devices", action="append", metavar="NAME", help="a device, as doctor lists them"
+        "--device", dest="devices", action="append", metavar="NAME", help="loopback, or a device that doctor lists"
     )
+    measure.add_argument("--vram", metavar="SIZE", help="memory of the loopback device, as in 2GiB (default: no limit)")
     measure.add_argument(
         "--threads", dest="n_threads", type=int, metavar="N", help="n_threads (default: all usable cores)"
     )
@@ -117,8 +112,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _cache_type(parser: argparse.ArgumentParser) -> None:
+def _context(parser: argparse.ArgumentParser, ctx_help: str) -> None:
+    parser.add_argument("--ctx", dest="n_ctx", type=int, metavar="N", help=ctx_help)
+    parser.add_argument("--ubatch", dest="n_ubatch", type=int, metavar="N", help="n_ubatch (default 512)")
     parser.add_argument("--kv", metavar="TYPE[/TYPE]", help="type_k and type_v, as in q8_0 or q8_0/q4_0 (default f16)")
+    parser.add_argument("--flash-attn", dest="flash_attn", metavar="MODE", help="auto, on or off (default auto)")
+    parser.add_argument("--parallel", dest="n_seq_max", type=int, metavar="N", help="n_seq_max (default 1)")
+    parser.add_argument(
+        "--kv-unified", dest="kv_unified", action="store_true", default=None, help="one cache for all sequences"
+    )
+    parser.add_argument(
+        "--swa-full", dest="swa_full", action="store_true", default=None, help="sliding windows keep every cell"
+    )
 
 
 def _cache_types(text: str | None) -> dict[str, str]:
@@ -156,59 +161,16 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from labkit import gguf, models, predict, quantplan
+    from labkit.inspection import inspect
     from labkit.settings import Settings
 
-    header = gguf.read_header(models.find(args.model).path)
-    values: dict[str, Any] = {
-        "arch": header.arch,
-        "n_layer": header.n_layer,
-        "n_params": header.n_params,
-        "file_bytes": header.file_bytes,
-        "tensor_bytes": header.tensor_bytes,
-        "bpw": header.bpw,
-        "types": {name: {"tensors": n, "bytes": size} for name, (n, size) in header.types.items()},
-        "metadata": {key: _plain(value) for key, value in header.metadata.items()},
-    }
-    if args.ctx is not None or args.kv:
-        n_ctx = {} if args.ctx is None else {"n_ctx": args.ctx}
-        chosen = Settings.of({**n_ctx, **_cache_types(args.kv)})
-        compute, exact = predict.compute_bytes(header, chosen)
-        values |= {"n_ctx": chosen.n_ctx, "kv_bytes": predict.kv_bytes(header, chosen)}
-        values |= {"compute_bytes": compute, "compute_exact": exact}
-    plan = quantplan.plan(header, args.quant) if args.quant else None
-    if plan is not None:
-        values["quant"] = plan.to_dict()
+    chosen = {name: value for name in _CONTEXT if (value := getattr(args, name)) is not None} | _cache_types(args.kv)
+    found = inspect(args.model, settings=Settings.of(chosen) if chosen else None, quant=args.quant)
     if args.json:
-        _print_json(values)
-        return OK
-    weights = f"{header.n_params / 1e9:.3g} billion weights, {header.bpw or 0:.2f} bits each"
-    print(f"{header.arch}, {header.n_layer} layers, {weights}")
-    print(f"file {fmt_bytes(header.file_bytes)}, of it {fmt_bytes(header.tensor_bytes)} tensors")
-    for name, (n, size) in sorted(header.types.items(), key=lambda item: -item[1][1]):
-        print(f"  {name:8} {n:4} tensors {fmt_bytes(size):>10}")
-    if "kv_bytes" in values:
-        about = "" if values["compute_exact"] else "about "
-        print(f"KV cache {fmt_bytes(values['kv_bytes'])} for {values['n_ctx']} tokens, ", end="")
-        print(f"compute buffer {about}{fmt_bytes(values['compute_bytes'])}")
-    if plan is not None:
-        _print_plan(plan)
+        _print_json(found.to_dict())
+    else:
+        print(found)
     return OK
-
-
-def _print_plan(plan: Any) -> None:
-    print(f"as {plan.quant}: file {fmt_bytes(plan.file_bytes)}, {plan.bpw:.2f} bits per weight")
-    for name, (n, size) in sorted(plan.types.items(), key=lambda item: -item[1][1]):
-        print(f"  {name:8} {n:4} tensors {fmt_bytes(size):>10}")
-    if plan.fallbacks:
-        print(f"{plan.fallbacks} of {len(plan.tensors)} tensors fall back: their rows are no whole number of blocks")
-
-
-def _plain(value: Any) -> Any:
-    """Metadata as JSON can hold it; a long array (a vocabulary) as its length."""
-    if isinstance(value, (str, int, float, bool)):
-        return value
-    return list(value) if len(value) <= 64 else {"array": len(value), "of": value.item_type}
 
 
 def _forge(args: argparse.Namespace) -> int:
@@ -237,7 +199,8 @@ def _forge(args: argparse.Namespace) -> int:
     return OK
 
 
-_SETTINGS = ("load_mode", "repack", "n_ctx", "n_ubatch", "flash_attn", "n_gpu_layers", "n_threads")
+_CONTEXT = ("n_ctx", "n_ubatch", "flash_attn", "n_seq_max", "kv_unified", "swa_full")
+_SETTINGS = ("load_mode", "repack", *_CONTEXT, "n_gpu_layers", "n_threads")
 
 
 def _measure(args: argparse.Namespace) -> int:
@@ -259,6 +222,7 @@ def _measure(args: argparse.Namespace) -> int:
             args.model,
             bandwidth_bytes_per_s=bandwidth,
             cap=args.cap,
+            device_memory=args.vram,
             tokens=args.tokens,
             prompt=args.prompt,
             hold_s=args.hold_s,
@@ -303,6 +267,10 @@ def _print_run(run: Any) -> None:
     if run.cap_bytes is not None:
         peak = "unknown" if m.cap_peak_bytes is None else fmt_bytes(m.cap_peak_bytes)
         print(f"{'counted by the cap':24}{'≤ ' + fmt_bytes(run.cap_bytes):>12}{peak:>12}")
+    if run.device is not None and run.device.rss_anon_bytes is not None:
+        limit = run.device.memory_bytes
+        size = "" if limit is None else f"   (its buffers: at most {fmt_bytes(limit)})"
+        print(f"{run.device.name + ', anonymous':24}{'':>12}{fmt_bytes(run.device.rss_anon_bytes):>12}{size}")
     for buffer in run.buffers:
         print(f"  {buffer.device + ' ' + buffer.kind:34}{fmt_bytes(buffer.bytes):>12}")
 

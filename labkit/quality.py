@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from labkit import models, task, texts
 from labkit.progress import Progress, bar
 from labkit.settings import Settings
 from labkit.units import MiB
+
+if TYPE_CHECKING:
+    from labkit.engine import Context
 
 ROWS_BYTES = 32 * MiB  # of scores that each model may keep at once, however large the vocabulary
 
@@ -122,6 +125,27 @@ class TokenScore:
     same_top: bool
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What a reference predicts, worked out once for all who are compared with it."""
+
+    log_p: NDArray[np.float64]
+    p: NDArray[np.float64]
+    top: int
+
+    @classmethod
+    def of(cls, row: NDArray[np.float32]) -> Judgement:
+        """From its logits, shape (n_vocab,)."""
+        log_p = _log_softmax(row)
+        return cls(log_p, np.exp(log_p), int(row.argmax()))
+
+    def score(self, row: NDArray[np.float32], target: int) -> TokenScore:
+        """Compare a model's logits for the same token."""
+        log_q = _log_softmax(row)
+        kld = float(np.einsum("i,i->", self.p, self.log_p - log_q))  # BLAS would start threads for so little
+        return TokenScore(-float(log_q[target]), -float(self.log_p[target]), kld, int(row.argmax()) == self.top)
+
+
 def score(row: NDArray[np.float32], reference: NDArray[np.float32], target: int) -> TokenScore:
     """Compare two rows of scores for the next token.
 
@@ -130,10 +154,18 @@ def score(row: NDArray[np.float32], reference: NDArray[np.float32], target: int)
         reference: the reference's.
         target: the token that came.
     """
-    log_q, log_p = _log_softmax(row), _log_softmax(reference)
-    p = np.exp(log_p)
-    kld = float(np.einsum("i,i->", p, log_p - log_q))  # BLAS would start threads for so little
-    return TokenScore(-float(log_q[target]), -float(log_p[target]), kld, bool(row.argmax() == reference.argmax()))
+    return Judgement.of(reference).score(row, target)
+
+
+def scores(chunk: Sequence[int], reference: Context, others: Sequence[Context]) -> Iterator[list[TokenScore]]:
+    """Run a chunk of text through all contexts side by side; for each token but the first, one score for each other.
+
+    No context holds more rows than its ``n_batch``.
+    """
+    rows = zip(*(context.rows(chunk[:-1]) for context in (reference, *others)), strict=True)
+    for target, (reference_row, *other_rows) in zip(chunk[1:], rows, strict=True):
+        judgement = Judgement.of(reference_row)
+        yield [judgement.score(row, target) for row in other_rows]
 
 
 def _log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -143,19 +175,30 @@ def _log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
     return shifted
 
 
-def summary(scores: list[TokenScore]) -> dict[str, Any]:
+def summary(scores: Sequence[TokenScore]) -> dict[str, Any]:
     """Quality's fields, but for the time, from at least one score."""
     klds = np.array([s.kld for s in scores])
-    spread = float(klds.std(ddof=1)) if len(klds) > 1 else math.nan
+    mean, error = mean_and_error(klds)
     return {
         "perplexity": math.exp(math.fsum(s.loss for s in scores) / len(scores)),
         "reference_perplexity": math.exp(math.fsum(s.reference_loss for s in scores) / len(scores)),
-        "kld_mean": float(klds.mean()),
-        "kld_mean_error": spread / math.sqrt(len(klds)),
+        "kld_mean": mean,
+        "kld_mean_error": error,
         "kld_p99": float(np.percentile(klds, 99)),
         "top1": sum(s.same_top for s in scores) / len(scores),
         "n_tokens": len(scores),
     }
+
+
+def mean_and_error(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The mean and its standard error, which is nan for a single value."""
+    spread = float(values.std(ddof=1)) if len(values) > 1 else math.nan
+    return float(values.mean()), spread / math.sqrt(len(values))
+
+
+def rows_at_once(n_vocab: int, budget_bytes: int) -> int:
+    """How many rows of scores fit, at least one and no more than a usual chunk has."""
+    return max(1, min(texts.CHUNK, budget_bytes // (4 * n_vocab)))
 
 
 def measure(
@@ -177,18 +220,17 @@ def measure(
         ids = judge.tokenize(text)
         if judged.n_vocab != judge.n_vocab or judged.tokenize(text) != ids:
             raise ValueError(f"{model.name} and {reference.name} have different vocabularies: compare relatives only.")
-        n_rows = max(1, min(texts.CHUNK, ROWS_BYTES // (4 * judge.n_vocab)))
+        n_rows = rows_at_once(judge.n_vocab, ROWS_BYTES)
         chunks = texts.chunks(ids, tokens, judge.bos)
         total = sum(len(chunk) - 1 for chunk in chunks)
-        scores: list[TokenScore] = []
+        found: list[TokenScore] = []
         with (
             engine.Context(judge, replace(plain, n_batch=n_rows, n_ubatch=n_rows)) as reference_context,
             engine.Context(judged, replace(changed, n_batch=n_rows, n_ubatch=n_rows)) as context,
         ):
             for chunk in chunks:
-                rows = zip(reference_context.rows(chunk[:-1]), context.rows(chunk[:-1]), strict=True)
-                for target, (reference_row, row) in zip(chunk[1:], rows, strict=True):
-                    scores.append(score(row, reference_row, target))
-                    if len(scores) % 32 == 0:
-                        send("compared", tokens=len(scores), share=len(scores) / total)
-    return summary(scores)
+                for (one,) in scores(chunk, reference_context, [context]):
+                    found.append(one)
+                    if len(found) % 32 == 0:
+                        send("compared", tokens=len(found), share=len(found) / total)
+    return summary(found)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from small import small
 
-from labkit import caps, cli, engine, experiment, predict, shapes
+from labkit import caps, cli, dryrun, engine, experiment, shapes
 from labkit.forge import forge, header_bytes
 from labkit.gguf import read_header
 from labkit.run import Run, load
@@ -94,6 +94,10 @@ def test_wrong_usage_is_status_2(argv: list[str], labkit: Command) -> None:
         (["inspect", "{forged}", "--ctx", "0"], "n_ctx is 0: it must be between 1 and"),
         (["inspect", "{forged}", "--kv", "q9"], "type_k is 'q9': choose one of f32, f16,"),
         (["inspect", "nothing"], "there is no model 'nothing': give a path"),
+        (["inspect", "llama-2-13b:Q4_K_M", "--ctx", "10000000"], "n_ctx is 10,000,000: this model was trained for"),
+        (["inspect", "llama-2-13b:Q4_K_M", "--ctx", "-1"], "n_ctx is -1: it must be between 1 and"),
+        (["inspect", "deepseek-v2-lite:Q4_K_M", "--ctx", "512", "--kv", "q8_0/f16"], "type_k is q8_0 and type_v f16"),
+        (["measure", "smollm2", "--ctx", "10000000"], "n_ctx is 10,000,000: this model was trained for 8,192"),
         (["forge", "llama-2-8b", "Q4_K_M"], "There is no shape 'llama-2-8b': did you mean"),
         (["forge", "llama-2-7b", "Q4_K_XL"], "There is no mixture 'Q4_K_XL': choose one of"),
         (["forge", "llama-2-7b"], "name a mixture too: one of F16,"),
@@ -155,13 +159,36 @@ def test_inspect_prints_the_contract(labkit: Command, smollm2_path: Path) -> Non
 def test_inspect_predicts_for_a_context(labkit: Command) -> None:
     values = data(labkit("inspect", "llama-3.1-8b:Q4_K_M", "--ctx", "8192", "--kv", "q8_0", "--json"))
     assert (values["n_ctx"], values["kv_bytes"]) == (8192, 8192 * 68 * 1024)
-    settings = Settings(n_ctx=8192, type_k="q8_0", type_v="q8_0")
-    compute, exact = predict.compute_bytes(read_header(header_bytes("llama-3.1-8b", "Q4_K_M")), settings)
-    assert (values["compute_bytes"], values["compute_exact"]) == (compute, exact) == (compute, False)
+    [plan] = dryrun.dry_runs("llama-3.1-8b:Q4_K_M", [Settings(n_ctx=8192, type_k="q8_0", type_v="q8_0")])
+    assert (values["compute_bytes"], values["compute_from"]) == (plan.compute_bytes, "dry run")
+    assert values["compute_exact"] and values["kv_exact"] and values["recurrent_bytes"] == 0
     mixed = data(labkit("inspect", "llama-3.1-8b:Q4_K_M", "--ctx", "8192", "--kv", "q8_0/q4_0", "--json"))
     assert mixed["kv_bytes"] == 8192 * (68 + 36) // 2 * 1024
     plain = data(labkit("inspect", "llama-3.1-8b:Q4_K_M", "--ctx", "8192", "--json"))
-    assert (plain["kv_bytes"], plain["compute_exact"]) == (8192 * 128 * 1024, True)
+    assert (plain["kv_bytes"], plain["compute_from"]) == (8192 * 128 * 1024, "formula")
+
+
+def test_inspect_gives_the_known_figure_of_13b(labkit: Command) -> None:
+    values = data(labkit("inspect", "llama-2-13b:Q4_K_M", "--ctx", "8192", "--kv", "q8_0", "--json"))
+    assert values["kv_bytes"] == 3_565_158_400
+
+
+def test_inspect_counts_sequences_and_states(labkit: Command) -> None:
+    one = data(labkit("inspect", "granite-4.0-h-tiny:Q4_K_M", "--ctx", "4096", "--json"))
+    four = data(labkit("inspect", "granite-4.0-h-tiny:Q4_K_M", "--ctx", "4096", "--parallel", "4", "--json"))
+    assert four["kv_bytes"] == one["kv_bytes"] and four["recurrent_bytes"] == 4 * one["recurrent_bytes"] > 0
+    shown = labkit("inspect", "granite-4.0-h-tiny:Q4_K_M", "--ctx", "4096")[1]
+    assert f"recurrent state {fmt_bytes(one['recurrent_bytes'])}, whatever the context" in shown
+    window = data(labkit("inspect", "gemma-3-4b:Q4_K_M", "--ctx", "8192", "--json"))
+    whole = data(labkit("inspect", "gemma-3-4b:Q4_K_M", "--ctx", "8192", "--swa-full", "--json"))
+    assert window["kv_bytes"] < whole["kv_bytes"]
+
+
+def test_without_llama_cpp_the_compute_buffer_is_an_estimate(labkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dryrun, "version_problem", lambda: "llama-cpp-python is not installed.")
+    values = data(labkit("inspect", "phi-3-mini:Q4_0", "--ctx", "512", "--json"))
+    assert (values["compute_from"], values["compute_exact"]) == ("estimate", False)
+    assert "compute buffer about" in labkit("inspect", "phi-3-mini:Q4_0", "--ctx", "512")[1]
 
 
 def test_inspect_as_text(labkit: Command) -> None:
@@ -172,8 +199,7 @@ def test_inspect_as_text(labkit: Command) -> None:
     assert lines[1].startswith("file 4.58 GiB, of it 4.58 GiB tensors")
     n, size = read_header(header_bytes("llama-3.1-8b", "Q4_K_M")).types["Q4_K"]
     assert lines[2].split() == ["Q4_K", str(n), "tensors", *fmt_bytes(size).split()]
-    assert lines[-1] == "KV cache 1.00 GiB for 8192 tokens, compute buffer 267 MiB"
-    assert "compute buffer about" in labkit("inspect", "phi-3-mini:Q4_0", "--ctx", "512")[1]
+    assert lines[-2:] == ["KV cache 1.00 GiB for 8192 tokens", "compute buffer 267 MiB (formula)"]
 
 
 # forge
@@ -233,7 +259,7 @@ def test_measure_passes_every_option_on(labkit: Command, forged: str, monkeypatc
 
     monkeypatch.setattr(experiment, "measure", fake)
     options = "--load none --no-repack --ctx 1024 --ubatch 64 --kv q8_0/q4_0 --flash-attn on --ngl 3 --threads 1"
-    more = "--device A --device B --cap 2GiB --tokens 5 --hold 0.5 --timeout 9 --prompt hello"
+    more = "--device A --device B --vram 3GiB --cap 2GiB --tokens 5 --hold 0.5 --timeout 9 --prompt hello"
     assert said(labkit("measure", "x", *options.split(), *more.split())) == "enough"
     assert asked.pop("on_text") is not None and asked.pop("bandwidth_bytes_per_s") > 0
     assert asked == {
@@ -249,6 +275,7 @@ def test_measure_passes_every_option_on(labkit: Command, forged: str, monkeypatc
         "n_threads": 1,
         "devices": ("A", "B"),
         "cap": "2GiB",
+        "device_memory": "3GiB",
         "tokens": 5,
         "hold_s": 0.5,
         "timeout_s": 9.0,
@@ -259,6 +286,7 @@ def test_measure_passes_every_option_on(labkit: Command, forged: str, monkeypatc
     standard = {
         "model": "x",
         "cap": None,
+        "device_memory": None,
         "tokens": 8,
         "prompt": None,
         "hold_s": 0.0,
