@@ -2,13 +2,20 @@
 
 from labkit.figures.bits import BitRow, what_a_bit_buys
 from labkit.figures.blocks import BlockField, block_map
+from labkit.figures.cachecost import SizeRow, cache_layers, cache_sizes, flash_attention
+from labkit.figures.cachequality import cache_quality, kld_by_position
+from labkit.figures.cells import slot_map
 from labkit.figures.cliff import CliffPoint, cliff
+from labkit.figures.context import BudgetRow, context_budget
+from labkit.figures.depth import speed_at_depth
 from labkit.figures.image import png, show
 from labkit.figures.layers import layer_faults
 from labkit.figures.machine import machine_card
 from labkit.figures.mechanisms import mechanisms
 from labkit.figures.memory import where_the_model_is
 from labkit.figures.mixture import TypedTensor, mixture_map, size_grid
+from labkit.figures.policies import cache_policies
+from labkit.figures.presets import context_presets
 from labkit.figures.quant import BlockSizeRow, ErrorRow, block_size, error_by_type
 from labkit.figures.residency import residency_strip
 from labkit.figures.speed import SpeedRow, roofline, speed_check
@@ -20,15 +27,25 @@ __all__ = [
     "BlockField",
     "BlockFit",
     "BlockSizeRow",
+    "BudgetRow",
     "CliffPoint",
     "ErrorRow",
+    "SizeRow",
     "SpeedRow",
     "TypedTensor",
     "block_map",
     "block_size",
     "block_weights",
+    "cache_layers",
+    "cache_policies",
+    "cache_quality",
+    "cache_sizes",
     "cliff",
+    "context_budget",
+    "context_presets",
     "error_by_type",
+    "flash_attention",
+    "kld_by_position",
     "layer_faults",
     "machine_card",
     "mechanisms",
@@ -39,6 +56,8 @@ __all__ = [
     "roofline",
     "show",
     "size_grid",
+    "slot_map",
+    "speed_at_depth",
     "speed_check",
     "timeline",
     "what_a_bit_buys",

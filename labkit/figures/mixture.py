@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Polygon, Rectangle
 
 from labkit.figures import style, words
-from labkit.figures.style import FAINT, INK
+from labkit.figures.style import BLUES, FAINT, INK
 from labkit.ggml_types import TYPES
 
 KINDS_OF_TENSORS = ("attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -23,9 +23,6 @@ _LONE = ("token_embd", "output")
 
 Unit = Literal["GiB", "bits per weight", "% of F16"]
 
-_BLUES = LinearSegmentedColormap.from_list(
-    "blues", [(0, "#EAF4FB"), (0.45, "#7FC1EC"), (0.75, "#0072B2"), (1, "#00263D")]
-)
 _MOST_LAYERS = 40
 
 
@@ -123,7 +120,7 @@ def shade(bpw: float) -> str:
     """The blue that stands for so many bits per weight, the same in every picture."""
     # Between the block types every bit shows; the plain floats share the dark end.
     share = 0.08 + 0.8 * (bpw - 1.5) / 7 if bpw <= 8.5 else 0.88 + 0.12 * math.log2(bpw / 8.5) / math.log2(32 / 8.5)
-    return to_hex(_BLUES(min(max(share, 0.0), 1.0)))
+    return to_hex(BLUES(min(max(share, 0.0), 1.0)))
 
 
 def _place(name: str) -> tuple[str, int] | None:
@@ -229,7 +226,7 @@ def _grid_shade(value: float, low: float, high: float, unit: Unit) -> str:
     """Bits have their own shades; sizes differ a thousandfold, so these are compared by their logarithms."""
     if unit != "GiB":
         return shade(value if unit == "bits per weight" else value * 16 / 100)
-    return to_hex(_BLUES(0.9 * math.log(value / low) / math.log(high / low) if high > low > 0 else 0.3))
+    return to_hex(BLUES(0.9 * math.log(value / low) / math.log(high / low) if high > low > 0 else 0.3))
 
 
 def _figure(value: float, unit: Unit) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from labkit.figures import style, words
@@ -42,6 +42,7 @@ def speed_check(
     *,
     bandwidth_bytes_per_s: float,
     guess: Mapping[str, float] | None = None,
+    axis_ms: Mapping[str, float] | None = None,
     title: str | None = None,
 ) -> Figure:
     """Milliseconds per token of each model: roofline (hatched), with overhead (outlined), measured (solid).
@@ -53,6 +54,8 @@ def speed_check(
         rows: one panel each, from the top.
         bandwidth_bytes_per_s: the measured bandwidth behind ``roofline_ms``.
         guess: the learner's own prediction in ms per token, by row label.
+        axis_ms: where the axis of each model ends, by row label, for pictures to be compared; a bar that is longer ends
+            there. Without it, the axis fits the bars.
         title: replaces the sentence computed from the rows.
     """
     bandwidth = f"{fmt_bytes(bandwidth_bytes_per_s)}/s"
@@ -68,9 +71,17 @@ def speed_check(
         if own is not None:
             texts += [_diamond(ax, own, shown=shown)]
         said[ax] = texts
+        if axis_ms is not None:
+            ax.set_xlim(0, axis_ms[row.label])
+            for text in texts:
+                if isinstance(text, Annotation) and text.xy[0] > axis_ms[row.label]:
+                    text.set_text(f"{text.get_text()}, beyond this axis →")
     if len(rows):
         panels[-1].set_xlabel("ms per token (each model has its own axis)")
-    words.make_room(fig, said)
+    if axis_ms is None:
+        words.make_room(fig, said)
+    else:
+        words.keep_inside(fig, said)
     return fig
 
 
@@ -107,7 +118,9 @@ def _bar(ax: Axes, y: float, ms: float, text: str, look: Mapping[str, object]) -
 
 
 def _label(ax: Axes, x: float, y: float, text: str) -> Text:
-    return ax.annotate(text, (x, y), (5, 0), textcoords="offset points", va="center", fontsize=8.5)
+    return ax.annotate(
+        text, (x, y), (5, 0), textcoords="offset points", va="center", fontsize=8.5, annotation_clip=False
+    )
 
 
 def _diamond(ax: Axes, ms: float, *, shown: bool) -> Text:

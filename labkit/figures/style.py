@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 import matplotlib.style
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -24,6 +25,10 @@ FAINT = "#E4E4E4"
 LIMIT = "#D55E00"
 GUESS = "#000000"
 MEASURED = "#0072B2"
+BLUES = LinearSegmentedColormap.from_list(
+    "blues", [(0, "#EAF4FB"), (0.45, "#7FC1EC"), (0.75, "#0072B2"), (1, "#00263D")]
+)
+"""Shades of a table: the darker the more, also in grey."""
 
 _RC: dict[str, Any] = {
     "font.family": "DejaVu Sans",

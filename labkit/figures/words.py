@@ -60,6 +60,20 @@ def make_room(fig: Figure, texts: Mapping[Axes, Sequence[Text]], *, pad_px: floa
             return
 
 
+def keep_inside(fig: Figure, texts: Mapping[Axes, Sequence[Text]], *, pad_px: float = 6) -> None:
+    """Move texts that start beside a bar to the left until they end inside their axes, which stay as they are."""
+    for text in itertools.chain(*texts.values()):
+        text.set_in_layout(False)
+    fig.draw_without_rendering()
+    for ax, own in texts.items():
+        for text in own:
+            over = extent(text).x1 + pad_px - ax.get_window_extent().x1
+            if over > 0:
+                x, y = text.get_position()
+                text.set_position((x - over * 72 / fig.dpi, y))
+                text.set_bbox(BACKED)
+
+
 def hide_unfit(texts: Iterable[tuple[Text, float, float]], *, pad_px: float = 3) -> None:
     """Hide each text that is wider than its own space; the space is (left, right) in data coordinates."""
     for text, left, right in texts:
@@ -106,13 +120,14 @@ def place_labels(ax: Axes, anchors: Sequence[tuple[float, float, str]], *, clear
     return True
 
 
-def names_above(ax: Axes, names: Sequence[tuple[float, str]], *, colour: str = INK) -> None:
+def names_above(ax: Axes, names: Sequence[tuple[float, str]], *, colour: str = INK, gap_px: int = 10) -> None:
     """Name positions on the x axis in one row above the axes, spread so that no two names touch.
 
     Args:
         ax: the axes; its limits are final and nothing else stands above it.
         names: x in data coordinates and text, in order from left to right.
         colour: of the texts and of the lines that lead to them.
+        gap_px: at least so far apart.
     """
     fig = ax.get_figure()
     assert isinstance(fig, Figure)
@@ -124,13 +139,13 @@ def names_above(ax: Axes, names: Sequence[tuple[float, str]], *, colour: str = I
     ax.set_title(" ", fontsize=8.5, pad=14)
     fig.draw_without_rendering()
     boxes = [extent(text) for text in texts]
-    gap, edge = 10, fig.bbox.x1 - 4
+    edge = fig.bbox.x1 - 4
     lefts: list[float] = []
     for n, box in enumerate(boxes):
-        lefts.append(max(box.x0, lefts[n - 1] + boxes[n - 1].width + gap) if n else box.x0)
+        lefts.append(max(box.x0, lefts[n - 1] + boxes[n - 1].width + gap_px) if n else box.x0)
     for n in reversed(range(len(boxes))):
         lefts[n] = min(lefts[n], edge - boxes[n].width)
-        edge = lefts[n] - gap
+        edge = lefts[n] - gap_px
     for text, box, left, (x, _) in zip(texts, boxes, lefts, names, strict=True):
         shift = (left - box.x0) * 72 / fig.dpi
         text.set_position((shift, 15))
