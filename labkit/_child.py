@@ -46,11 +46,15 @@ def main() -> int:
 def _run(job: dict[str, Any], send: Callable[..., None]) -> int:
     from labkit import engine  # here, so that the parent never pays for it
 
+    device = job.get("device")  # the loopback's endpoint and pid, or None
+
     @contextlib.contextmanager
     def phase(name: str) -> Iterator[None]:
         send("begin", phase=name)
         yield
-        send("end", phase=name, use=asdict(probe.process(os.getpid(), smaps=True)))
+        # Both are read here, while everything is still in place: afterwards this process frees what is on the device.
+        there = None if device is None else asdict(probe.process(device["pid"]))
+        send("end", phase=name, use=asdict(probe.process(os.getpid(), smaps=True)), device=there)
 
     settings = Settings.of(job["settings"])
     path = Path(job["path"])
@@ -59,7 +63,7 @@ def _run(job: dict[str, Any], send: Callable[..., None]) -> int:
         with phase("start"):
             engine.info()
         with phase("load"):
-            model = engine.Model(path, settings)
+            model = engine.Model(path, settings, endpoint=None if device is None else device["endpoint"])
             send("buffers", buffers=[asdict(buffer) for buffer in model.buffers])
         with phase("context"):
             context = engine.Context(model, settings, on_layer=layers if job["layers"] else None)

@@ -81,6 +81,13 @@ class Child:
         if self._process.poll() is None:
             self._process.kill()
 
+    def status(self, *, within_s: float = 0.0) -> int | None:
+        """Its exit status if it is gone, or goes so soon, else None."""
+        try:
+            return self._process.wait(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            return None
+
     def wait(self) -> int:
         """Its exit status once it is gone (negative: the signal that ended it); frees pipes and threads."""
         status = self._process.wait()

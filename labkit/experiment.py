@@ -6,29 +6,33 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import fields, replace
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from labkit import gguf, models, predict, probe
+from labkit import dryrun, gguf, models, predict, probe
 from labkit.caps import Cap, CapStats
 from labkit.caps import available as cap_available
 from labkit.childprocess import Child
-from labkit.engine import cpu_features, version_problem
+from labkit.device import DeviceError, Loopback
+from labkit.device import problem as device_problem
+from labkit.engine import cpu_features, usable_cores, version_problem
 from labkit.enginelog import Buffer
 from labkit.machine import Machine, available_bytes, machine
 from labkit.predict import Predicted
+from labkit.predict.offload import Split, offload
 from labkit.progress import Progress, bar
-from labkit.run import LayerStep, Measured, ModelInfo, Phase, Run, Sample, Timings
-from labkit.settings import Settings, SettingsError
+from labkit.run import DeviceUse, LayerStep, Measured, ModelInfo, Phase, Run, Sample, Timings
+from labkit.settings import LOOPBACK, Settings, SettingsError
 from labkit.units import fmt_bytes, parse_bytes
 
 SAMPLE_HZ = 50.0
 SAFE_SHARE = 0.8  # of the available memory; a run that may need more could push the machine itself
 ABORT_SHARE = 0.1  # of what was available at the start; the child is stopped when less than this is left
 LOOK_S = 0.2  # how often the cap, the time limit, the cancel button and the machine's memory are looked at
+DYING_S = 1.0  # between the end of a process's connections and its own
 EVICTIONS = (None, "readahead", "random")
 # How far a progress bar is when the model has been found (or written), and when each phase begins.
 FIND_SHARE = 0.3
@@ -59,6 +63,7 @@ def measure(
     on_text: Callable[[str], None] | None = None,
     cancel: threading.Event | None = None,
     bandwidth_bytes_per_s: float | None = None,
+    device_memory: int | str | None = None,
     **settings: Any,
 ) -> Run:
     """Load a model in a child process, decode, and report what it took beside what was predicted.
@@ -81,6 +86,8 @@ def measure(
         on_text: called with each piece of text as it is generated.
         bandwidth_bytes_per_s: of the memory; with it, the least time per token is predicted too.
         cancel: when set, the child is ended and the outcome is ``interrupted``.
+        device_memory: size of the loopback device's memory, in bytes or as ``"2GiB"``; with ``devices=("loopback",)``.
+            The device is started for this run, on as many threads as the host.
         **settings: any of ``Settings``' fields, by llama.cpp's names.
 
     Returns:
@@ -93,7 +100,8 @@ def measure(
     """
     wanted = Settings.of(settings)
     cap_bytes = None if cap is None else parse_bytes(cap)
-    _check(wanted, tokens=tokens, prompt_tokens=prompt_tokens, evict=evict, cap_bytes=cap_bytes)
+    vram_bytes = None if device_memory is None else parse_bytes(device_memory)
+    _check(wanted, tokens=tokens, prompt_tokens=prompt_tokens, evict=evict, cap_bytes=cap_bytes, vram_bytes=vram_bytes)
     if prompt and (layers or evict):
         raise SettingsError("layers and evict look at made-up tokens only: leave prompt out.")
     if sample_hz <= 0 or hold_s < 0:
@@ -102,6 +110,7 @@ def measure(
         report = progress or stack.enter_context(bar(f"measuring {Path(model).name}"))
         found = models.find(model, progress=lambda share, text: report(FIND_SHARE * share, text))
         header = gguf.read_header(found.path)
+        predict.check(header, wanted)
         here = machine()
         predicted = predict.memory(
             header,
@@ -110,24 +119,38 @@ def measure(
             prompt_tokens=prompt_tokens,
             cap_bytes=cap_bytes,
             page_bytes=here.page_bytes,
+            planned_compute_bytes=dryrun.compute_bytes(found.path, header, wanted),
         )
         if bandwidth_bytes_per_s:
             read = predict.bytes_per_token(header, wanted)
             ms = predict.decode_ms(read, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
             predicted = replace(predicted, decode_ms=ms)
+        threads = wanted.n_threads or usable_cores()
+        on_loopback = LOOPBACK in wanted.devices
         blank = Run(
             model=ModelInfo(found.name, str(found.path), header.arch, header.file_bytes, found.forged),
             settings=wanted,
             outcome="refused",
             reason="",
             predicted=predicted,
+            device=DeviceUse(LOOPBACK, vram_bytes, threads) if on_loopback else None,
             cap_bytes=cap_bytes,
             evict=evict,
             machine=here.to_dict(),
         )
-        refusal = version_problem() or _refusal(predicted, wanted, cap_bytes, here)
+        refusal = version_problem() or (device_problem() if on_loopback else None)
+        split = None
+        if on_loopback:
+            split = offload(header, wanted, n_devices=len(wanted.devices), cpu_features=cpu_features())
+        refusal = refusal or _refusal(predicted, wanted, cap_bytes, here, split=split, vram_bytes=vram_bytes)
         if refusal:
             return replace(blank, reason=refusal)
+        device = None
+        if on_loopback:
+            try:
+                device = stack.enter_context(Loopback(memory=vram_bytes, n_threads=threads))
+            except DeviceError as error:
+                return replace(blank, reason=str(error))
         job = {
             "path": str(found.path),
             "settings": wanted.to_dict(),
@@ -137,6 +160,7 @@ def measure(
             "layers": layers,
             "evict": evict,
             "hold_s": hold_s,
+            "device": None if device is None else {"endpoint": device.endpoint, "pid": device.pid},
         }
         limit = None
         if cap_bytes is not None:
@@ -145,7 +169,7 @@ def measure(
                 blank = replace(blank, caution=_uncounted(kept))
             limit = stack.enter_context(Cap(cap_bytes))
         child = stack.enter_context(Child(job, wrap=limit.command if limit else None))
-        watch = _Watch(child, limit, blank, tokens=tokens, progress=report, on_text=on_text)
+        watch = _Watch(child, limit, device, blank, tokens=tokens, progress=report, on_text=on_text)
         try:
             watch.until_end(timeout_s=timeout_s, interval_s=1 / sample_hz, cancel=cancel)
         except KeyboardInterrupt:
@@ -154,7 +178,15 @@ def measure(
         return watch.finish()
 
 
-def _check(wanted: Settings, *, tokens: int, prompt_tokens: int, evict: str | None, cap_bytes: int | None) -> None:
+def _check(
+    wanted: Settings,
+    *,
+    tokens: int,
+    prompt_tokens: int,
+    evict: str | None,
+    cap_bytes: int | None,
+    vram_bytes: int | None,
+) -> None:
     for name, value, least in (("tokens", tokens, 0), ("prompt_tokens", prompt_tokens, 1)):
         if value < least:
             raise SettingsError(f"{name} is {value}: it must be at least {least}.")
@@ -168,9 +200,23 @@ def _check(wanted: Settings, *, tokens: int, prompt_tokens: int, evict: str | No
         )
     if cap_bytes is not None and cap_bytes <= 0:
         raise SettingsError("cap must be more than 0 bytes.")
+    if vram_bytes is not None and LOOPBACK not in wanted.devices:
+        raise SettingsError(f"device_memory is the size of the loopback device: write devices=('{LOOPBACK}',) too.")
+    if vram_bytes is not None and vram_bytes <= 0:
+        raise SettingsError("device_memory must be more than 0 bytes.")
+    if wanted.devices.count(LOOPBACK) > 1:
+        raise SettingsError(f"devices names {LOOPBACK} twice: there is one.")
 
 
-def _refusal(predicted: Predicted, wanted: Settings, cap_bytes: int | None, here: Machine) -> str | None:
+def _refusal(
+    predicted: Predicted,
+    wanted: Settings,
+    cap_bytes: int | None,
+    here: Machine,
+    *,
+    split: Split | None,
+    vram_bytes: int | None,
+) -> str | None:
     """Why this run must not start, or None. A run that dies alone is fine; one that takes the machine along is not."""
     if cap_bytes is not None:
         method = cap_available()
@@ -178,8 +224,13 @@ def _refusal(predicted: Predicted, wanted: Settings, cap_bytes: int | None, here
             return f"no memory cap is possible here: {method.reason}"
     if here.available_bytes is None:
         return None
-    pinned = predicted.anon_floor_bytes + min(predicted.locked_bytes, predicted.mapped_bytes)  # heap is in the floor
-    worst = pinned if cap_bytes is None else min(pinned, cap_bytes)
+    pinned, lent = predicted.anon_floor_bytes, 0
+    if split is not None:  # the loopback device lives in the same memory
+        pinned = split.host.pinned_bytes + predicted.python_bytes
+        lent = split.devices[wanted.devices.index(LOOPBACK)].pinned_bytes
+        lent = lent if vram_bytes is None else min(lent, vram_bytes)
+    pinned += min(predicted.locked_bytes, predicted.mapped_bytes)  # heap is in the floor
+    worst = lent + (pinned if cap_bytes is None else min(pinned, cap_bytes))
     safe = int(SAFE_SHARE * here.available_bytes)
     if worst <= safe:
         return None
@@ -187,11 +238,14 @@ def _refusal(predicted: Predicted, wanted: Settings, cap_bytes: int | None, here
         "no repacking (repack=False, --no-repack)": predicted.repack_bytes,
         "load_mode=mmap": max(predicted.heap_bytes, predicted.locked_bytes),
         "a smaller n_ctx or cache type": predicted.kv_bytes + predicted.compute_bytes,
+        "fewer layers on the loopback device (n_gpu_layers)": lent,
     }
     helps = max(parts, key=lambda name: parts[name])  # name the largest part, so that the advice does help
+    room = safe - lent  # a cap holds the host's process alone
+    die = f", or let it die safely under a cap of at most {fmt_bytes(room)}" if room > 0 else ""
     return (
         f"it would need {fmt_bytes(worst)} that the kernel cannot take back, and {fmt_bytes(here.available_bytes)} are "
-        f"available: choose {helps}, or let it die safely under a cap of at most {fmt_bytes(safe)}."
+        f"available: choose {helps}{die}."
     )
 
 
@@ -209,13 +263,14 @@ class _Watch:
         self,
         child: Child,
         limit: Cap | None,
+        device: Loopback | None,
         blank: Run,
         *,
         tokens: int,
         progress: Progress,
         on_text: Callable[[str], None] | None,
     ) -> None:
-        self.child, self.limit, self.blank = child, limit, blank
+        self.child, self.limit, self.device, self.blank = child, limit, device, blank
         self.tokens, self.progress, self.on_text = tokens, progress, on_text
         self.phase = "start"
         self.began: dict[str, float] = {}
@@ -224,6 +279,8 @@ class _Watch:
         self.decode_ms: list[float] = []
         self.layers: list[LayerStep] = []
         self.samples: list[Sample] = []
+        self.device_last: dict[str, Any] = {}  # the device's figures when it was last looked at
+        self.device_ends: dict[str, dict[str, Any]] = {}  # and at the end of each phase
         self.text = ""
         self.verdict: tuple[str, str] | None = None
         self.cap_stats: CapStats | None = None
@@ -257,8 +314,11 @@ class _Watch:
     def _mind_the_machine(self, now: float, timeout_s: float, cancel: threading.Event | None) -> None:
         if self.limit is not None:
             self.cap_stats = self.limit.stats()
+        lost = self.device.lost() if self.device is not None else None
         if cancel is not None and cancel.is_set():
             self.stop("interrupted", "it was cancelled.")
+        elif lost:
+            self.stop("device-lost", self._loss(lost))
         elif now - self.child.started > timeout_s:
             self.stop(
                 "timed-out", f"it was still in {self.phase} after {timeout_s:.0f} s; give it longer with timeout_s."
@@ -276,7 +336,20 @@ class _Watch:
         except ProcessLookupError:
             return
         values = {name: getattr(use, name) for name in _SHARED}
-        self.samples.append(Sample(t_s=now - self.child.started, phase=self.phase, **values))
+        there = self._look_at_device()
+        self.samples.append(
+            Sample(t_s=now - self.child.started, phase=self.phase, device_rss_anon_bytes=there, **values)
+        )
+
+    def _look_at_device(self) -> int | None:
+        if self.device is None:
+            return None
+        with suppress(ProcessLookupError):
+            use = asdict(self.device.use())
+            if use["rss_anon_bytes"] is not None:  # a dying process has no figures
+                self.device_last = use
+            return use["rss_anon_bytes"]  # type: ignore[no-any-return]
+        return None
 
     def _take(self, event: dict[str, Any]) -> None:
         at = event["t"] - self.child.started
@@ -288,6 +361,9 @@ class _Watch:
             case "end":
                 use = event["use"]
                 values = {name: use[name] for name in (*_SHARED, "pss_bytes")}
+                if event["device"]:
+                    self.device_ends[event["phase"]] = event["device"]
+                    values["device_rss_anon_bytes"] = event["device"]["rss_anon_bytes"]
                 self.phases.append(Phase(name=event["phase"], start_s=self.began[event["phase"]], end_s=at, **values))
             case "buffers":
                 self.buffers += [Buffer(**values) for values in event["buffers"]]
@@ -324,6 +400,7 @@ class _Watch:
             reason=reason,
             cap_how=self.limit.how if self.limit else None,
             measured=self._measured(),
+            device=self._device_use(),
             buffers=tuple(self.buffers),
             timings=Timings(
                 **{
@@ -339,12 +416,34 @@ class _Watch:
             text=self.text,
         )
 
+    def _device_use(self) -> DeviceUse | None:
+        if self.device is None or self.blank.device is None:
+            return None
+        ends = self.device_ends
+        seen = ends.get("hold") or ends.get("decode") or self.device_last
+        peaks = [use.get("peak_rss_bytes") for use in (*ends.values(), self.device_last)]
+        return replace(
+            self.blank.device,
+            idle_rss_anon_bytes=self.device.idle.rss_anon_bytes,
+            rss_anon_bytes=seen.get("rss_anon_bytes"),
+            rss_file_bytes=seen.get("rss_file_bytes"),
+            peak_rss_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        )
+
+    def _loss(self, how: str) -> str:
+        return f"the {LOOPBACK} device was lost in {self.phase}: {how}."
+
     def _verdict(self, status: int) -> tuple[str, str]:
+        ended = self.verdict and self.verdict[0] in ("interrupted", "timed-out", "device-lost")
+        if status and not ended and self.device is not None:
+            lost = self.device.lost(within_s=DYING_S)  # ggml aborts the child when the device does not answer
+            if lost:
+                return "device-lost", self._loss(lost)
         if self.verdict and self.verdict[0] != "ok" and status != -9:
             return self.verdict
         if status == 0 and self.verdict:
             return self.verdict
-        if self.verdict and self.verdict[0] in ("interrupted", "timed-out"):
+        if self.verdict and ended:
             return self.verdict
         killed = status in (-9, 137)
         # The cap's own count tells its kill from anyone else's; where it cannot be read, the cap is the likely one.
@@ -387,4 +486,4 @@ class _Watch:
         )
 
 
-_SHARED = tuple(f.name for f in fields(Sample) if f.name not in ("t_s", "phase"))
+_SHARED = tuple(f.name for f in fields(Sample) if f.name not in ("t_s", "phase", "device_rss_anon_bytes"))

@@ -16,7 +16,7 @@ from labkit.units import fmt_bytes, fmt_ms
 
 SCHEMA = 1
 _SETUP = ("cap_bytes", "cap_how", "evict")  # of a Run, but among the settings in its JSON
-OUTCOMES = ("ok", "oom-killed", "load-failed", "refused", "timed-out", "interrupted")
+OUTCOMES = ("ok", "oom-killed", "load-failed", "refused", "timed-out", "interrupted", "device-lost")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,23 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class DeviceUse:
+    """Figures of the loopback device's process, from the kernel, at the same moment as those of ``Measured``.
+
+    ``memory_bytes`` is the size it was given, None for none; ``idle_rss_anon_bytes`` what its process took before
+    anything was put on it. What llama.cpp put there stands among the Run's ``buffers``, under the device's name.
+    """
+
+    name: str
+    memory_bytes: int | None
+    n_threads: int
+    idle_rss_anon_bytes: int | None = None
+    rss_anon_bytes: int | None = None
+    rss_file_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Timings:
     """Wall-clock seconds of each phase; None for a phase that did not end. ``decode_ms`` has one entry per token."""
 
@@ -63,7 +80,10 @@ class Timings:
 
 @dataclass(frozen=True)
 class Sample:
-    """The child at one moment, seen from outside; ``t_s`` counts from its start."""
+    """The child at one moment, seen from outside; ``t_s`` counts from its start.
+
+    ``device_rss_anon_bytes`` is the loopback device's, None where there is none.
+    """
 
     t_s: float
     phase: str
@@ -73,6 +93,7 @@ class Sample:
     minor_faults: int | None
     major_faults: int | None
     read_bytes: int | None
+    device_rss_anon_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +110,7 @@ class Phase:
     minor_faults: int | None
     major_faults: int | None
     read_bytes: int | None
+    device_rss_anon_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +129,8 @@ class LayerStep:
 class Run:
     """One measurement, whatever became of it.
 
-    ``evict`` is what ``measure`` was asked to drop before each token. ``caution`` says what disturbed the run, if
+    ``evict`` is what ``measure`` was asked to drop before each token. ``device`` is None unless the loopback device was
+    among the settings' devices. ``caution`` says what disturbed the run, if
     anything did. ``recorded`` is None for a run made here and now.
     """
 
@@ -117,6 +140,7 @@ class Run:
     reason: str
     predicted: Predicted
     measured: Measured | None = None
+    device: DeviceUse | None = None
     cap_bytes: int | None = None
     cap_how: str | None = None
     evict: str | None = None
@@ -175,7 +199,7 @@ class Run:
     def _from_dict(cls, values: Mapping[str, Any]) -> Run:
         settings = dict(values["settings"])
         cap_bytes, cap_how, evict = (settings.pop(name) for name in _SETUP)
-        measured, timings = values["measured"], values["timings"]
+        measured, timings, device = values["measured"], values["timings"], values.get("device")
         return cls(
             model=ModelInfo(**values["model"]),
             settings=Settings.of({**settings, "devices": tuple(settings["devices"])}),
@@ -183,6 +207,7 @@ class Run:
             reason=values["reason"],
             predicted=Predicted(**values["predicted"]),
             measured=None if measured is None else Measured(**measured),
+            device=None if device is None else DeviceUse(**device),
             cap_bytes=cap_bytes,
             cap_how=cap_how,
             evict=evict,
