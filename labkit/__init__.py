@@ -17,6 +17,7 @@ from labkit.quantize import quantize
 if TYPE_CHECKING:
     import labkit.exercises as check  # noqa: F401
     from labkit import blocks as blocks
+    from labkit import budget as budget
     from labkit import claims as claims
     from labkit import engine as engine
     from labkit import figures as figures
@@ -28,8 +29,13 @@ if TYPE_CHECKING:
     from labkit import shapes as shapes
     from labkit.bandwidth import disk_bandwidth as disk_bandwidth
     from labkit.bandwidth import ram_bandwidth as ram_bandwidth
+    from labkit.cachequality import cache_quality as cache_quality
+    from labkit.cells import cachesim as cachesim
+    from labkit.cells import slots as slots
     from labkit.checking import compare as compare
+    from labkit.depth import speed_at_depth as speed_at_depth
     from labkit.doctor import examine as examine
+    from labkit.dryrun import dry_runs as dry_runs
     from labkit.experiment import measure as measure
     from labkit.ggml_types import TYPES as TYPES
     from labkit.gguf import read_header as read_header
@@ -59,11 +65,15 @@ _WHERE = {
     "Run": "run:Run",
     "Settings": "settings:Settings",
     "blocks": "blocks",
+    "budget": "budget",
+    "cache_quality": "cachequality:cache_quality",
     "cap_sweep": "sweep:cap_sweep",
+    "cachesim": "cells.cachesim",
     "check": "exercises",
     "claims": "claims",
     "compare": "checking:compare",
     "disk_bandwidth": "bandwidth:disk_bandwidth",
+    "dry_runs": "dryrun:dry_runs",
     "engine": "engine",
     "figures": "figures",
     "examine": "doctor:examine",
@@ -83,6 +93,8 @@ _WHERE = {
     "read_blocks": "tensordata:read_blocks",
     "read_header": "gguf:read_header",
     "shapes": "shapes",
+    "slots": "cells.slots",
+    "speed_at_depth": "depth:speed_at_depth",
     "suggested_models": "models:suggested",
 }
 

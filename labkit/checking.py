@@ -23,17 +23,21 @@ class Verdict:
         return f"{self.state}: {self.text}" if self.text else self.state
 
 
-def compare(predicted: Any, measured: float | None, *, unit: str = "ms") -> str:
-    """One sentence: a prediction beside what was measured; ``unit`` is ``ms``, ``tokens/s``, ``bytes`` or a word."""
-    if measured is None:
-        return "Nothing was measured, so there is nothing to compare."
+def compare(predicted: Any, found: float | None, *, unit: str = "ms", how: str = "measured") -> str:
+    """One sentence: a prediction beside what was found.
+
+    Args:
+        unit: ``ms``, ``tokens/s``, ``bytes`` or a word.
+        how: it was found: ``measured``, ``computed``, ``planned by llama.cpp``.
+    """
+    if found is None:
+        return f"Nothing was {how}, so there is nothing to compare."
+    alone = f"{how[0].upper()}{how[1:]}: {_say(found, unit)}."
     if predicted is None or predicted is ...:
-        return f"Measured: {_say(measured, unit)}. You made no prediction; set one above and run this again."
+        return f"{alone} You made no prediction; set one above and run this again."
     if predicted <= 0:
-        return f"Measured: {_say(measured, unit)}. A prediction must be more than 0."
-    return (
-        f"You predicted {_say(predicted, unit)}, measured {_say(measured, unit)}: off by {times(predicted, measured)}."
-    )
+        return f"{alone} A prediction must be more than 0."
+    return f"You predicted {_say(predicted, unit)}, {how} {_say(found, unit)}: off by {times(predicted, found)}."
 
 
 def _say(value: float, unit: str) -> str:
@@ -59,7 +63,10 @@ def check_number(answer: Any, *, right: float, unit: str, slips: Mapping[str, fl
 
 
 def _exact(value: float, unit: str) -> str:
-    return f"{value:,.0f} bytes ({fmt_bytes(value)})" if unit == "bytes" else _say(value, unit)
+    if unit == "bytes":
+        return f"{value:,.0f} bytes ({fmt_bytes(value)})"
+    whole = unit != "ms" and abs(value) >= 1000 and float(value).is_integer()
+    return f"{value:,.0f} {unit}" if whole else _say(value, unit)
 
 
 def _close(a: float, b: float, within: float) -> bool:

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from labkit import bench as bench_module
-from labkit import claim_checks, claims, predict, storage
+from labkit import claims, predict
 from labkit.bandwidth import Disk
-from labkit.bench import MAPPED, ONE_B, PAGED, REAL, SEVEN_B, Bench, Unsettled
-from labkit.claim_checks import CHECKS, COPIED, DEFAULT
-from labkit.claims import Settled
+from labkit.claims import Settled, checks_01, storage
+from labkit.claims import bench as bench_module
+from labkit.claims.bench import MAPPED, ONE_B, PAGED, REAL, SEVEN_B, Bench, Unsettled
+from labkit.claims.checks_01 import CHECKS, COPIED, DEFAULT
+from labkit.claims.storage import Storage
 from labkit.enginelog import Buffer
 from labkit.machine import machine
 from labkit.mapping import Touch
 from labkit.run import LayerStep, Measured, ModelInfo, Phase, Run, Timings
 from labkit.settings import Settings
-from labkit.storage import Storage
 from labkit.units import GiB, MiB
 
 HEADERS = Bench()
@@ -221,8 +221,8 @@ def _roomy_machine_and_own_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.id}-{case.verdict}".replace(" ", "-"))
 def test_the_verdict_follows_from_the_figures(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim_checks, "SIXTEEN_BYTES", case.ram_bytes)
-    monkeypatch.setattr(claim_checks, "TOP_32_BIT_BYTES", case.top_32_bit_bytes)
+    monkeypatch.setattr(checks_01, "SIXTEEN_BYTES", case.ram_bytes)
+    monkeypatch.setattr(checks_01, "TOP_32_BIT_BYTES", case.top_32_bit_bytes)
     found = CHECKS[case.id](case.bench())
     assert found.verdict == case.verdict, found.evidence
     assert found.evidence.endswith(".") and any(letter.isdigit() for letter in found.evidence)
@@ -240,7 +240,7 @@ def test_each_claim_of_lab_01_has_a_check_that_can_say_more_than_one_thing() -> 
 
 
 def test_residency_that_ignores_a_small_active_set_is_wrong_not_misleading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim_checks, "_needed_share", lambda bench, model: 0.1)
+    monkeypatch.setattr(checks_01, "_needed_share", lambda bench, model: 0.1)
     assert CHECKS["C003"](one(SEVEN_B)).verdict == "wrong"
 
 
@@ -368,8 +368,10 @@ def test_a_recorded_run_serves_only_where_none_can_be_measured() -> None:
 def test_unknown_claims_are_refused_and_later_labs_named() -> None:
     with pytest.raises(ValueError, match="ids run from C001 to C130"):
         claims.settle("C999")
-    (row,) = claims.settle("c034", bench=FakeBench())
-    assert (row.id, row.verdict, row.evidence) == ("C034", "open", "Not settled here: lab 03 settles it.")
+    later = next(claim for claim in claims.all() if claim.id not in claims.CHECKS)
+    (row,) = claims.settle(later.id.lower(), bench=FakeBench())
+    evidence = f"Not settled here: lab {later.lab} settles it."
+    assert (row.id, row.verdict, row.evidence) == (later.id, "open", evidence)
 
 
 def test_a_verdict_outside_the_vocabulary_is_refused() -> None:
@@ -431,6 +433,9 @@ def test_the_report_says_in_words_what_was_found_and_what_was_expected() -> None
     assert "Expected confirmed, found wrong." in text and text.count("Expected") == 1
     assert "1 &lt; 2 &amp; more." in table and table.count("<tr>") == 3 and "expected confirmed, found wrong" in table
     assert repr(shown) == text
+    bundle = shown._repr_mimebundle_()
+    assert bundle["text/html"] == table
+    assert bundle["text/plain"] == "2 claims: 1 confirmed, 1 wrong; print it for all."
 
 
 def test_the_listing_shows_records_and_names_the_lab_for_the_rest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ import gguf.quants
 import numpy as np
 import pytest
 
-from labkit import exercises_02
 from labkit.checking import Verdict
+from labkit.exercises import lab_02
 
 
 def unpack(q: bytes) -> tuple[list[int], list[int]]:
@@ -50,13 +50,13 @@ def broken_q4_k(block: bytes, *, minimum: float = 1, order: str = "low first", u
 @pytest.mark.parametrize(
     ("check", "answer"),
     [
-        (exercises_02.scales, unpack),
-        (exercises_02.scales, lambda q: [list(np.array(row)) for row in unpack(q)]),
-        (exercises_02.q4_k, by_gguf),
-        (exercises_02.q4_k, broken_q4_k),
-        (exercises_02.q6_weight, lambda low, high, scale, d: d * scale * (low + 16 * high - 32)),
+        (lab_02.scales, unpack),
+        (lab_02.scales, lambda q: [list(np.array(row)) for row in unpack(q)]),
+        (lab_02.q4_k, by_gguf),
+        (lab_02.q4_k, broken_q4_k),
+        (lab_02.q6_weight, lambda low, high, scale, d: d * scale * (low + 16 * high - 32)),
         (
-            exercises_02.bits,
+            lab_02.bits,
             {
                 name: size * 8 / n
                 for name, (n, size) in ((kind.name, sizes) for kind, sizes in gguf.constants.GGML_QUANT_SIZES.items())
@@ -71,27 +71,27 @@ def test_right_answers(check: Callable[[Any], Verdict], answer: Any) -> None:
 @pytest.mark.parametrize(
     ("check", "answer", "said"),
     [
-        (exercises_02.scales, lambda q: unpack(q)[::-1], "other way round"),
-        (exercises_02.scales, lambda q: ([b & 63 for b in q[:4]] + [b & 15 for b in q[8:]],
+        (lab_02.scales, lambda q: unpack(q)[::-1], "other way round"),
+        (lab_02.scales, lambda q: ([b & 63 for b in q[:4]] + [b & 15 for b in q[8:]],
                                          [b & 63 for b in q[4:8]] + [b >> 4 for b in q[8:]]), "upper two bits"),
-        (exercises_02.scales, lambda q: (list(q[:4]) + unpack(q)[0][4:], list(q[4:8]) + unpack(q)[1][4:]),
+        (lab_02.scales, lambda q: (list(q[:4]) + unpack(q)[0][4:], list(q[4:8]) + unpack(q)[1][4:]),
          "lower six bits"),
-        (exercises_02.scales, lambda q: ([1] * 8, [2] * 8), "expected"),
-        (exercises_02.scales, lambda q: 7, "expected"),
-        (exercises_02.q4_k, lambda b: broken_q4_k(b, minimum=0), "left out −dmin"),
-        (exercises_02.q4_k, lambda b: broken_q4_k(b, minimum=-1), "subtracted"),
-        (exercises_02.q4_k, lambda b: broken_q4_k(b, order="interleaved"), "nibble order"),
-        (exercises_02.q4_k, lambda b: broken_q4_k(b, order="high first"), "other way round"),
-        (exercises_02.q4_k, lambda b: broken_q4_k(b, use_d=False), "left out d"),
-        (exercises_02.q4_k, lambda b: by_gguf(b)[:255], "expected"),
-        (exercises_02.q4_k, lambda b: "text", "expected"),
-        (exercises_02.q6_weight, lambda low, high, scale, d: d * scale * (low | high << 4), "−32"),
-        (exercises_02.q6_weight, lambda low, high, scale, d: d * scale * ((low << 2 | high) - 32), "shift them by 4"),
-        (exercises_02.q6_weight, lambda low, high, scale, d: d * ((low | high << 4) - 32), "scale of the 16"),
-        (exercises_02.bits, dict.fromkeys(exercises_02.COUNTED, 4.5), "expected"),
-        (exercises_02.bits, {"Q4_0": 4.5}, "no number yet"),
-        (exercises_02.bits, [4.5], "dict"),
-        (exercises_02.bits, {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5,
+        (lab_02.scales, lambda q: ([1] * 8, [2] * 8), "expected"),
+        (lab_02.scales, lambda q: 7, "expected"),
+        (lab_02.q4_k, lambda b: broken_q4_k(b, minimum=0), "left out −dmin"),
+        (lab_02.q4_k, lambda b: broken_q4_k(b, minimum=-1), "subtracted"),
+        (lab_02.q4_k, lambda b: broken_q4_k(b, order="interleaved"), "nibble order"),
+        (lab_02.q4_k, lambda b: broken_q4_k(b, order="high first"), "other way round"),
+        (lab_02.q4_k, lambda b: broken_q4_k(b, use_d=False), "left out d"),
+        (lab_02.q4_k, lambda b: by_gguf(b)[:255], "expected"),
+        (lab_02.q4_k, lambda b: "text", "expected"),
+        (lab_02.q6_weight, lambda low, high, scale, d: d * scale * (low | high << 4), "−32"),
+        (lab_02.q6_weight, lambda low, high, scale, d: d * scale * ((low << 2 | high) - 32), "shift them by 4"),
+        (lab_02.q6_weight, lambda low, high, scale, d: d * ((low | high << 4) - 32), "scale of the 16"),
+        (lab_02.bits, dict.fromkeys(lab_02.COUNTED, 4.5), "expected"),
+        (lab_02.bits, {"Q4_0": 4.5}, "no number yet"),
+        (lab_02.bits, [4.5], "dict"),
+        (lab_02.bits, {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5,
                              "Q6_K": 6, "IQ4_XS": 4}, "scales and minima"),
     ],
 )  # fmt: skip
@@ -100,10 +100,10 @@ def test_slips_are_named(check: Callable[[Any], Verdict], answer: Any, said: str
     assert verdict.state == "wrong" and said in verdict.text, verdict
 
 
-@pytest.mark.parametrize("check", exercises_02.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", lab_02.CHECKS, ids=lambda check: check.__name__)
 def test_open_answers(check: Callable[[Any], Verdict]) -> None:
     assert check(...).state == check(None).state == "not attempted"
 
 
 def test_a_dict_of_dots_is_open() -> None:
-    assert exercises_02.bits(dict.fromkeys(exercises_02.COUNTED, ...)).state == "not attempted"
+    assert lab_02.bits(dict.fromkeys(lab_02.COUNTED, ...)).state == "not attempted"

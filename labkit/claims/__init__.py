@@ -14,16 +14,17 @@ import shutil
 import sys
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from labkit import claim_checks, claim_checks_02
-from labkit.bench import Bench, Unsettled
+from labkit.claims import checks_01, checks_02, checks_03
+from labkit.claims.bench import Bench, Unsettled
+from labkit.claims.ledger import OPEN, SYMBOLS, Claim, Settled, all, get
 from labkit.forge import models_dir
-from labkit.ledger import OPEN, SYMBOLS, Claim, Settled, all, get
 from labkit.machine import machine
 from labkit.progress import bar
 from labkit.run import Run
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 SCHEMA = 1
-CHECKS = {**claim_checks.CHECKS, **claim_checks_02.CHECKS}
+CHECKS = {**checks_01.CHECKS, **checks_02.CHECKS, **checks_03.CHECKS}
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ class Report:
         return "\n".join(_text_row(row) for row in self.rows)
 
     __repr__ = __str__
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+        """The table for a notebook; only counts as text, or the notebook would hold everything twice."""
+        counts = Counter(row.verdict for row in self.rows)
+        text = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
+        return {"text/html": self._repr_html_(), "text/plain": f"{len(self.rows)} claims: {text}; print it for all."}
 
     def _repr_html_(self) -> str:
         head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("id", "claim", "verdict", "evidence"))

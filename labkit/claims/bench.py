@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib.util
 import mmap
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit import caps, engine, ggml, gguf, mixtures, models, predict, storage
+from labkit import caps, engine, ggml, gguf, mixtures, models, predict
 from labkit import run as runs_file
+from labkit.claims import storage
+from labkit.claims.cachebench import CacheFigures
+from labkit.claims.unsettled import Unsettled as Unsettled
+from labkit.claims.unsettled import or_unsettled
 from labkit.data import data_path
 from labkit.experiment import measure
 from labkit.forge import ForgeError, header_bytes, models_dir
@@ -41,15 +44,12 @@ MAPPED = Settings(repack=False)
 ROOM_FOR_7B_BYTES = 8 * GiB  # 3.8 of the file, 2.9 of the repacked copy, cache and buffers
 
 TOKENS = 8  # decoded in a live run, at least
+KNOWN_OPTIONS = ("--batch-size", "LLAMA_ARG_BATCH")  # where these are not found, nothing follows from a missing one
 
 Progress = Callable[[float, str], None]
 
 
-class Unsettled(Exception):
-    """The figures that a check needs cannot be had here; the message is the reason, without a full stop."""
-
-
-class Bench:
+class Bench(CacheFigures):
     """Runs and other measurements for checks, each made at most once.
 
     Args:
@@ -62,6 +62,7 @@ class Bench:
     """
 
     def __init__(self, using: Iterable[Run] = (), *, measure: Callable[..., Run] = measure) -> None:
+        super().__init__()
         given = list(using)
         self._given = [run for run in given if run.recorded is None]
         self._runs = self._given.copy()
@@ -190,19 +191,41 @@ class Bench:
         except (OSError, ValueError, OverflowError):
             return False
 
+    @cached_property
+    def _libraries(self) -> bytes:
+        """What is in llama.cpp's installed libraries, each once, in lower case."""
+        spec = importlib.util.find_spec("llama_cpp")
+        folders = [Path(folder, "lib") for folder in (spec.submodule_search_locations or [])] if spec else []
+        # The library of the command-line tools is installed beside the package, where it is installed at all.
+        folders += [folder.parent.parent / "lib" for folder in folders]
+        found = {
+            path.resolve().stat().st_ino: path
+            for folder in folders
+            for name in ("*llama*", "*ggml-base*")
+            for path in folder.glob(name)
+            if path.is_file()
+        }
+        return b"\0".join(path.read_bytes().lower() for path in found.values())
+
     def engine_says(self, word: bytes) -> bool:
         """Whether a word (lower case) occurs in llama.cpp's installed libraries: in an option, a message, a name.
 
         Raises:
             Unsettled: llama.cpp is not installed.
         """
-        spec = importlib.util.find_spec("llama_cpp")
-        folders = (spec.submodule_search_locations or []) if spec else []
-        named = [Path(folder, "lib").glob(name) for folder in folders for name in ("*llama*", "*ggml-base*")]
-        libraries = [path for found in named for path in found if path.is_file()]
-        if not libraries:
+        if not self._libraries:
             raise Unsettled("llama-cpp-python is not installed")
-        return any(word in path.read_bytes().lower() for path in libraries)
+        return word in self._libraries
+
+    def option(self, name: str) -> bool:
+        """Whether llama.cpp's command-line tools know an option (``--ctx-size``) or an environment variable.
+
+        Raises:
+            Unsettled: llama.cpp is not installed, or without the library that has the options.
+        """
+        if not all(self.engine_says(known.lower().encode() + b"\0") for known in KNOWN_OPTIONS):
+            raise Unsettled("this build of llama.cpp comes without the library that lists its options")
+        return self.engine_says(name.lower().encode() + b"\0")
 
     def head(self, model: str) -> bytes:
         """The bytes of a model's file before its first tensor.
@@ -224,7 +247,7 @@ class Bench:
         self.looked = True
         for original in random_blocks(type_name, 16, seed=0):  # a weight of 0 hides its scale, but not in all blocks
             flipped = original ^ np.eye(block.block_bytes, dtype=np.uint8)
-            with _or_unsettled(engine.EngineError):
+            with or_unsettled(engine.EngineError):
                 weights = ggml.decode(type_name, np.vstack((original, flipped))).reshape(-1, block.block_elems)
             changed |= weights[1:] != weights[0]
         return tuple(changed.sum(axis=1).tolist())
@@ -237,7 +260,7 @@ class Bench:
         """
         weights = np.random.default_rng(0).standard_normal(1 << 18, np.float32)
         self.looked = True
-        with _or_unsettled(engine.EngineError):
+        with or_unsettled(engine.EngineError):
             error = ggml.decode(type_name, ggml.encode(type_name, weights)) - weights
         return float(np.sqrt(np.mean(error**2)) / weights.std())
 
@@ -249,7 +272,7 @@ class Bench:
         """
         source, ftype = self._path(model), mixtures.find(quant).ftype
         self.looked = True
-        with _or_unsettled(engine.EngineError, GGUFError, OSError), tempfile.TemporaryDirectory() as folder:
+        with or_unsettled(engine.EngineError, GGUFError, OSError), tempfile.TemporaryDirectory() as folder:
             target = Path(folder, "quantized.gguf")
             engine.quantize(source, target, ftype=ftype, threads=engine.usable_cores(), allow_requantize=True)
             return {tensor.name: tensor.type for tensor in gguf.read_header(target).tensors}
@@ -262,7 +285,7 @@ class Bench:
         """
         path = self._path(model)
         self.looked = True
-        with _or_unsettled(engine.EngineError):
+        with or_unsettled(engine.EngineError):
             return engine.dry_run(path, Settings(type_k=cache_type, type_v=cache_type)).kv_bytes
 
     def relaid_bytes(self, model: str) -> int:
@@ -287,7 +310,7 @@ class Bench:
         from labkit.task import TaskError
 
         how: dict[str, Any] = {"progress": self.progress}
-        with _or_unsettled(TaskError, ModelError, GGUFError, OSError):
+        with or_unsettled(TaskError, ModelError, GGUFError, OSError):
             reference = quantize(REAL, "F16", **how).path
             matrix = collect(reference, **how) if imatrix else None
             return quality(quantize(reference, quant, imatrix=matrix, **how).path, reference, **how)
@@ -335,15 +358,6 @@ class Bench:
         except FileNotFoundError:
             files = []
         return self._given_recorded + [run for path in files for run in runs_file.load(path)]
-
-
-@contextmanager
-def _or_unsettled(*errors: type[Exception]) -> Iterator[None]:
-    """Turn what llama.cpp or the disk refuses into the reason why a claim stays open."""
-    try:
-        yield
-    except errors as error:
-        raise Unsettled(str(error).rstrip(".")) from None
 
 
 def _fits(run: Run, wanted: Settings) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import quantiles
 
 from labkit import predict
-from labkit.bench import MAPPED, ONE_B, REAL, REAL_BYTES, SEVEN_B, Bench, Unsettled
-from labkit.ledger import Figure
+from labkit.claims.bench import MAPPED, ONE_B, REAL, REAL_BYTES, SEVEN_B, Bench, Unsettled
+from labkit.claims.ledger import Figure
 from labkit.mapping import Touch
 from labkit.run import Run
 from labkit.settings import Settings

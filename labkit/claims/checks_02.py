@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from labkit import predict
-from labkit.bench import REAL, SEVEN_B, Bench, Unsettled
-from labkit.claim_checks import Finding
+from labkit.claims.bench import REAL, SEVEN_B, Bench, Unsettled
+from labkit.claims.checks_01 import Finding
+from labkit.claims.ledger import Figure
 from labkit.ggml_types import DEFAULT_ALIGNMENT, TYPES, VALUE_TYPES, GGMLType
-from labkit.ledger import Figure
 from labkit.settings import Settings
 from labkit.shapes import QUANTS
 from labkit.units import KiB, fmt_bytes

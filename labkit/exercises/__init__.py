@@ -7,10 +7,16 @@ from typing import Any
 
 from labkit import gguf, predict
 from labkit.checking import Verdict, check_function, check_number
-from labkit.exercises_02 import bits as bits
-from labkit.exercises_02 import q4_k as q4_k
-from labkit.exercises_02 import q6_weight as q6_weight
-from labkit.exercises_02 import scales as scales
+from labkit.exercises.lab_02 import bits as bits
+from labkit.exercises.lab_02 import q4_k as q4_k
+from labkit.exercises.lab_02 import q6_weight as q6_weight
+from labkit.exercises.lab_02 import scales as scales
+from labkit.exercises.lab_03 import crossover as crossover
+from labkit.exercises.lab_03 import fits_in_16 as fits_in_16
+from labkit.exercises.lab_03 import kv_of as kv_of
+from labkit.exercises.lab_03 import kv_per_token_8b as kv_per_token_8b
+from labkit.exercises.lab_03 import kv_per_token_13b as kv_per_token_13b
+from labkit.exercises.lab_03 import window_cells as window_cells
 from labkit.forge import header_bytes
 from labkit.gguf import Header
 from labkit.settings import Settings

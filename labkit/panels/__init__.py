@@ -6,9 +6,8 @@ a thread, with a progress bar and a button that stops it.
 
 from __future__ import annotations
 
-import html
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,29 +15,18 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit import figures, gguf, models, predict, task
-from labkit.blockpanel import BlockExplorer
 from labkit.experiment import measure
 from labkit.imatrix import Imatrix
 from labkit.mapping import MappedFile
+from labkit.panels.blocks import BlockExplorer
+from labkit.panels.cache import CacheQuality, ContextCost, SlotMap
+from labkit.panels.parts import WIDE, Runner, image, say
 from labkit.progress import Progress
 from labkit.quality import quality
 from labkit.quantize import quantize
 from labkit.run import Run
 from labkit.settings import Settings
 from labkit.units import GiB, fmt_bytes, fmt_ms
-
-IMAGE_WIDTH = "760px"
-_WIDE = {"description_width": "initial"}
-
-
-def _image(png: bytes) -> widgets.Image:
-    """A picture; this widget has no alternative text, so each panel says the same in words below it."""
-    return widgets.Image(value=png, format="png", width=IMAGE_WIDTH)
-
-
-def say(text: str) -> str:
-    """A line of text as HTML; whatever a model wrote stays text."""
-    return f'<p style="margin:2px 0">{html.escape(text)}</p>'
 
 
 class Residency:
@@ -57,11 +45,11 @@ class Residency:
         self._touched = 0
         self._faults = [0, 0, 0]
         self.slider = widgets.IntSlider(
-            value=0, min=0, max=100, step=1, description="touched, % of the file", continuous_update=False, style=_WIDE
+            value=0, min=0, max=100, step=1, description="touched, % of the file", continuous_update=False, style=WIDE
         )
         self.slider.layout.width = "480px"
         self.again = widgets.Button(description="Evict", tooltip="Forget all pages of this file and start again")
-        self.image = _image(self._png())
+        self.image = image(self._png())
         self.text = widgets.HTML(self._text())
         self.slider.observe(self._move, names="value")
         self.again.on_click(self._evict)
@@ -103,58 +91,21 @@ class Residency:
         self._file.close()
 
 
-class _Runner:
-    """A Run button, a Stop button and a bar around one measurement at a time."""
-
-    def __init__(self, label: str, work: Callable[[Progress, threading.Event], None]) -> None:
-        self._work = work
-        self._stop = threading.Event()
-        self.thread: threading.Thread | None = None
-        self.run = widgets.Button(description=label, button_style="primary", icon="play")
-        self.stop = widgets.Button(description="Stop", disabled=True, icon="stop")
-        self.bar = widgets.FloatProgress(min=0.0, max=1.0, value=0.0, layout=widgets.Layout(width="220px"))
-        self.state = widgets.HTML("")
-        self.run.on_click(self._start)
-        self.stop.on_click(lambda button: self._stop.set())
-        self.row = widgets.HBox([self.run, self.stop, self.bar, self.state])
-
-    def _start(self, button: Any) -> None:
-        if self.thread is not None and self.thread.is_alive():
-            return
-        self._stop.clear()
-        self.run.disabled, self.stop.disabled = True, False
-        self.thread = threading.Thread(target=self._go, daemon=True)
-        self.thread.start()
-
-    def _go(self) -> None:
-        try:
-            self._work(self._progress, self._stop)
-            self.bar.value = 1.0
-        except (ValueError, OSError, RuntimeError) as error:
-            self.state.value = say(str(error))
-        finally:
-            self.run.disabled, self.stop.disabled = False, True
-
-    def _progress(self, fraction: float, text: str) -> None:
-        self.bar.value = fraction
-        self.state.value = say(text)
-
-
 class WhereItIs:
     """Choose how a model is loaded, run it, and see where its bytes are: predicted above, measured below."""
 
     def __init__(self, choices: Sequence[str] = (models.BUNDLED,), *, runs: Sequence[Run] = ()) -> None:
         self.runs = list(runs)[-3:]
-        self.model = widgets.Dropdown(options=list(choices), description="model", style=_WIDE)
+        self.model = widgets.Dropdown(options=list(choices), description="model", style=WIDE)
         modes = ["mmap", "none", "mmap+mlock", "mlock", "dio"]
-        self.load_mode = widgets.Dropdown(options=modes, description="load_mode", style=_WIDE)
+        self.load_mode = widgets.Dropdown(options=modes, description="load_mode", style=WIDE)
         self.repack = widgets.Checkbox(value=True, description="repack", indent=False)
         self.n_ctx = widgets.SelectionSlider(
-            options=[512, 1024, 2048, 4096, 8192], value=512, description="n_ctx", continuous_update=False, style=_WIDE
+            options=[512, 1024, 2048, 4096, 8192], value=512, description="n_ctx", continuous_update=False, style=WIDE
         )
-        self.image = _image(b"")
+        self.image = image()
         self.text = widgets.HTML("")
-        self.runner = _Runner("Run", self._measure)
+        self.runner = Runner("Run", self._measure)
         for control in (self.model, self.load_mode, self.repack, self.n_ctx):
             control.observe(lambda change: self._expect(), names="value")
         self._draw()
@@ -211,6 +162,11 @@ class WhatIf:
 
     def __init__(self, rows: Sequence[figures.SpeedRow], *, bandwidth_bytes_per_s: float) -> None:
         self._rows = rows
+        # Fixed at twice the time that this machine's memory takes: bars that move must not move their axis along.
+        self._axis_ms = {
+            row.label: 2 * predict.decode_ms(row.bytes_per_token, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+            for row in rows
+        }
         here = round(bandwidth_bytes_per_s / GiB)
         self.slider = widgets.IntSlider(
             value=here,
@@ -219,11 +175,11 @@ class WhatIf:
             step=5,
             description="bandwidth, GiB/s",
             continuous_update=False,
-            style=_WIDE,
+            style=WIDE,
         )
         self.slider.layout.width = "560px"
         self.text = widgets.HTML("")
-        self.image = _image(b"")
+        self.image = image()
         self.slider.observe(lambda change: self._draw(), names="value")
         self._draw()
         self.view = widgets.VBox([self.slider, self.image, self.text])
@@ -244,7 +200,8 @@ class WhatIf:
             for row in self._rows
         ]
         title = f"At {fmt_bytes(bandwidth)}/s, the best each model can do (predicted, not measured)"
-        self.image.value = figures.png(figures.speed_check(there, bandwidth_bytes_per_s=bandwidth, title=title))
+        shown = figures.speed_check(there, bandwidth_bytes_per_s=bandwidth, axis_ms=self._axis_ms, title=title)
+        self.image.value = figures.png(shown)
         said = (
             f"{row.label}: at best {fmt_ms(row.roofline_ms)}, {1000 / row.roofline_ms:,.1f} tokens/s" for row in there
         )
@@ -258,7 +215,7 @@ class Ask:
         self.tokens = tokens
         self.prompt = widgets.Text(value=prompt, description="prompt", layout=widgets.Layout(width="560px"))
         self.answer = widgets.HTML(say(answer))
-        self.runner = _Runner("Run", self._generate)
+        self.runner = Runner("Run", self._generate)
         self.view = widgets.VBox([self.prompt, self.runner.row, self.answer])
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
@@ -308,12 +265,12 @@ class WhatItCosts:
     ) -> None:
         self._reference, self._imatrix = reference, imatrix
         self.rows = {row.label: row for row in rows}
-        self.quant = widgets.Dropdown(options=list(quants), description="file type", style=_WIDE)
+        self.quant = widgets.Dropdown(options=list(quants), description="file type", style=WIDE)
         self.matrix = widgets.Checkbox(
             value=False, description="importance matrix", indent=False, disabled=imatrix is None
         )
-        self.image = _image(b"")
-        self.runner = _Runner("Run", self._judge)
+        self.image = image()
+        self.runner = Runner("Run", self._judge)
         self._draw()
         self.view = widgets.VBox([widgets.HBox([self.quant, self.matrix]), self.runner.row, self.image])
 
@@ -335,4 +292,15 @@ class WhatItCosts:
             self.image.value = figures.png(figures.what_a_bit_buys(list(self.rows.values())))
 
 
-__all__ = ["Ask", "BlockExplorer", "Residency", "WhatIf", "WhatItCosts", "WhereItIs"]
+__all__ = [
+    "Ask",
+    "BlockExplorer",
+    "CacheQuality",
+    "ContextCost",
+    "Residency",
+    "SlotMap",
+    "WhatIf",
+    "WhatItCosts",
+    "WhereItIs",
+    "say",
+]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import ipywidgets as widgets
 
 from labkit import blocks, figures, gguf
 from labkit.ggml_types import TYPES
+from labkit.panels.parts import WIDE, image, say
 from labkit.tensordata import read_blocks
-
-_WIDE = {"description_width": "initial"}
 
 
 class BlockExplorer:
@@ -28,13 +26,13 @@ class BlockExplorer:
         self._header = gguf.read_header(path)
         names = tensors or [t.name for t in self._header.tensors if t.type in blocks.SUPPORTED and len(t.dims) == 2]
         options = [(f"{name} ({self._header.tensor(name).type})", name) for name in names]
-        self.tensor = widgets.Dropdown(options=options, description="tensor", style=_WIDE)
-        self.block = widgets.BoundedIntText(value=0, min=0, max=0, description="block", style=_WIDE)
+        self.tensor = widgets.Dropdown(options=options, description="tensor", style=WIDE)
+        self.block = widgets.BoundedIntText(value=0, min=0, max=0, description="block", style=WIDE)
         self.weight = widgets.IntSlider(
-            value=0, min=0, max=0, description="weight", continuous_update=False, style=_WIDE
+            value=0, min=0, max=0, description="weight", continuous_update=False, style=WIDE
         )
         self.weight.layout.width = "480px"
-        self.image = widgets.Image(format="png", width="760px")
+        self.image = image()
         self.text = widgets.HTML()
         self._resize()
         self.tensor.observe(lambda change: self._resize(), names="value")
@@ -66,4 +64,4 @@ class BlockExplorer:
             str(weight),
             *(f"{field.name}: {field.raw} → {field.value:g} ({field.meaning})" for field in weight.fields),
         ]
-        self.text.value = "".join(f'<p style="margin:2px 0">{html.escape(line)}</p>' for line in lines)
+        self.text.value = "".join(say(line) for line in lines)

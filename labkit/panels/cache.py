@@ -1,0 +1,264 @@
+"""Panels around the KV cache: what a context costs, which cell belongs to whom, what a quantized cache loses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+
+from labkit import figures, gguf, models, predict
+from labkit.budget import CONTEXTS, budget, context_curve, longest_context
+from labkit.cachequality import CacheQuality as Measured
+from labkit.cachequality import cache_quality
+from labkit.cells import slots, trace
+from labkit.forge import header_bytes
+from labkit.panels.parts import WIDE, Runner, image, say
+from labkit.progress import Progress
+from labkit.settings import CACHE_TYPES, Settings, SettingsError
+from labkit.units import GiB, fmt_bytes
+
+MODELS = (
+    "llama-2-13b:Q4_K_M",
+    "llama-2-7b:Q4_K_M",
+    "llama-3.1-8b:Q4_K_M",
+    "gemma-3-12b:Q4_K_M",
+    "qwen3-30b-a3b:Q4_K_M",
+    "llama-3.2-1b:Q4_K_M",
+)
+_MACHINES = (8, 16, 24, 32, 64, 128)  # GiB, of which the system keeps 2
+_AXES = tuple(1 << n for n in range(2, 12))  # GiB
+
+
+@cache
+def _header(model: str) -> gguf.Header:
+    shape, _, quant = model.partition(":")
+    return gguf.read_header(header_bytes(shape, quant))
+
+
+class ContextCost:
+    """Choose a model, a kind of cache and a length, and see what they need against a limit. Nothing is run.
+
+    Args:
+        models: names such as ``llama-2-13b:Q4_K_M``; no file is needed.
+        machine_gib: memory of the machine shown first, of which the system keeps 2 GiB.
+    """
+
+    def __init__(self, models: Sequence[str] = MODELS, *, machine_gib: int = 16) -> None:
+        machines = sorted({*_MACHINES, machine_gib})
+        self.model = widgets.Dropdown(options=list(models), description="model", style=WIDE)
+        self.limit = widgets.Dropdown(
+            options=[(f"{n} GiB less 2", n - 2) for n in machines],
+            value=machine_gib - 2,
+            description="machine",
+            style=WIDE,
+        )
+        self.type_k = widgets.Dropdown(options=list(CACHE_TYPES), value="f16", description="type_k", style=WIDE)
+        self.type_v = widgets.Dropdown(options=list(CACHE_TYPES), value="f16", description="type_v", style=WIDE)
+        self.n_ctx = widgets.SelectionSlider(
+            options=[(f"{n:,}", n) for n in CONTEXTS],
+            value=8192,
+            description="n_ctx",
+            continuous_update=False,
+            style=WIDE,
+        )
+        self.n_seq = widgets.SelectionSlider(
+            options=[1, 2, 4, 8, 16], description="n_seq_max", continuous_update=False, style=WIDE
+        )
+        for dropdown in (self.limit, self.type_k, self.type_v):
+            dropdown.layout.width = "190px"
+        for slider in (self.n_ctx, self.n_seq):
+            slider.layout.width = "360px"
+        self.image = image()
+        self.text = widgets.HTML("")
+        controls = (self.model, self.limit, self.type_k, self.type_v, self.n_ctx, self.n_seq)
+        for control in controls:
+            control.observe(lambda change: self._draw(), names="value")
+        self._draw()
+        rows = [widgets.HBox(list(controls[:4])), widgets.HBox(list(controls[4:]))]
+        self.view = widgets.VBox([*rows, self.image, self.text])
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.view._repr_mimebundle_(**options)
+
+    def _draw(self) -> None:
+        header, limit = _header(self.model.value), self.limit.value * GiB
+        try:
+            chosen = Settings(
+                n_ctx=self.n_ctx.value, n_seq_max=self.n_seq.value, type_k=self.type_k.value, type_v=self.type_v.value
+            )
+            predict.check(header, chosen)
+        except SettingsError as error:
+            self.text.value = say(str(error))
+            return
+        # The axis depends on the model and the machine alone: what the other controls change must not change it too.
+        top = next(n for n in _AXES if n * GiB >= 1.6 * max(limit, header.tensor_bytes)) * GiB
+        self.image.value = figures.png(
+            figures.context_budget(
+                context_curve(header, chosen, limit_bytes=limit),
+                limit_bytes=limit,
+                selected=chosen.n_ctx,
+                top_bytes=top,
+            )
+        )
+        self.text.value = "".join(say(line) for line in self._lines(header, chosen, limit))
+
+    def _lines(self, header: gguf.Header, chosen: Settings, limit: int) -> list[str]:
+        row = budget(header, chosen)
+        _, exact = predict.compute_bytes(header, chosen)
+        types = chosen.type_k if chosen.type_k == chosen.type_v else f"{chosen.type_k}/{chosen.type_v}"
+        room = limit - row.bytes
+        sequences = f" for {chosen.n_seq_max} sequences" if chosen.n_seq_max > 1 else ""
+        needed = (
+            f"{self.model.value}, {chosen.n_ctx:,} tokens of context{sequences}, {types}: weights "
+            f"{fmt_bytes(row.weights_bytes)} + cache {fmt_bytes(row.kv_bytes)} + buffers "
+            f"{'' if exact else 'about '}{fmt_bytes(row.compute_bytes)} = {fmt_bytes(row.bytes)}, "
+            f"{fmt_bytes(abs(room))} {'less' if room >= 0 else 'more'} than the limit of {fmt_bytes(limit)}."
+        )
+        longest = longest_context(header, chosen, limit)
+        most = f"up to {longest:,} tokens of context" if longest < CONTEXTS[-1] else f"{longest:,} tokens and more"
+        each = f"A token takes {fmt_bytes(predict.kv_bytes_per_token(header, chosen))} of cache."
+        return [needed, f"{each} {'No context fits.' if not longest else f'Memory is enough for {most}.'}"]
+
+
+def traces() -> dict[str, tuple[trace.Step, ...]]:
+    """Traces worth watching, by name; each fits 256 cells until its last step or so."""
+    return {
+        "requests come and go": slots.demo_trace(),
+        "a long chat makes room": (
+            trace.add(0, 200),
+            trace.add(0, 60),
+            *trace.context_shift(0, n_keep=20, n_discard=90),
+            trace.add(0, 60),
+        ),
+        "three share a beginning": (
+            trace.add(0, 100),
+            trace.copy(0, 1),
+            trace.copy(0, 2),
+            trace.add(0, 30),
+            trace.add(1, 30),
+            trace.add(2, 30),
+            trace.remove(0),
+            trace.remove(2),
+            trace.remove(1),
+        ),
+    }
+
+
+class SlotMap:
+    """Run a trace in llama.cpp, then step through it and see which cell belongs to which sequence.
+
+    Args:
+        named: traces by name; without it, ``traces()``.
+        snapshots: of an earlier ``slots.slot_map``, shown until something is run.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, Sequence[trace.Step]] | None = None,
+        *,
+        snapshots: Sequence[slots.Snapshot] = (),
+    ) -> None:
+        self._named = dict(named) if named is not None else traces()
+        self.snapshots = tuple(snapshots)
+        self.trace = widgets.Dropdown(options=list(self._named), description="trace", style=WIDE)
+        self.n_ctx = widgets.Dropdown(options=[256, 512, 1024], description="n_ctx", style=WIDE)
+        self.unified = widgets.Checkbox(value=True, description="kv_unified", indent=False)
+        self.step = widgets.IntSlider(
+            value=0, min=0, max=0, description="step", continuous_update=False, style=WIDE, readout=False
+        )
+        self.step.layout.width = "480px"
+        self.n_ctx.layout.width = "140px"
+        self.image = image()
+        self.text = widgets.HTML(say("Run a trace to see its cells."))
+        self.runner = Runner("Run the trace", self._run)
+        self.step.observe(lambda change: self._draw(), names="value")
+        if self.snapshots:
+            self._show()
+        controls = widgets.HBox([self.trace, self.n_ctx, self.unified])
+        self.view = widgets.VBox([controls, self.runner.row, self.step, self.image, self.text])
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.view._repr_mimebundle_(**options)
+
+    def _run(self, progress: Progress, cancel: threading.Event) -> None:
+        self.snapshots = slots.slot_map(
+            self._named[self.trace.value],
+            n_ctx=self.n_ctx.value,
+            kv_unified=self.unified.value,
+            progress=progress,
+            cancel=cancel,
+        )
+        self._show()
+        self.runner.state.value = say(f"{len(self.snapshots)} steps ran")
+
+    def _show(self) -> None:
+        """Fit the slider to the trace, at its last step."""
+        self.step.max = len(self.snapshots) - 1
+        self.step.value = self.step.max
+        self._draw()
+
+    def _draw(self) -> None:
+        if not self.snapshots:
+            return
+        n = min(self.step.value, len(self.snapshots) - 1)
+        shown = self.snapshots[n]
+        self.image.value = figures.png(figures.slot_map(self.snapshots, selected=n))
+        where = f"step {n + 1} of {len(self.snapshots)}, {shown.step}"
+        self.text.value = say(f"{where}: {shown.note}. {shown.used} of {len(shown.cells)} cells are in use.")
+
+
+class CacheQuality:
+    """Choose a pair of cache types, compare it with f16 on a small model, and add it to the table.
+
+    Args:
+        rows: what is known already, as ``cache_quality`` gives it; a new measurement of the same pair takes its place.
+        model: the one that ``rows`` are about.
+        tokens: how many of the text's tokens to read.
+    """
+
+    def __init__(self, rows: Sequence[Measured] = (), *, model: str | Path = models.BUNDLED, tokens: int = 256) -> None:
+        self._model, self._tokens = model, tokens
+        self.rows = {(row.type_k, row.type_v, row.rotated): row for row in rows}
+        types = [name for name in CACHE_TYPES if name != "f32"]
+        self.type_k = widgets.Dropdown(options=types, value="q5_1", description="type_k", style=WIDE)
+        self.type_v = widgets.Dropdown(options=types, value="q4_0", description="type_v", style=WIDE)
+        for dropdown in (self.type_k, self.type_v):
+            dropdown.layout.width = "190px"
+        self.rotation = widgets.Checkbox(value=True, description="rotate what is quantized", indent=False)
+        self.image = image()
+        self.text = widgets.HTML("")
+        self.runner = Runner("Run the comparison", self._compare)
+        self._draw()
+        controls = widgets.HBox([self.type_k, self.type_v, self.rotation])
+        self.view = widgets.VBox([controls, self.runner.row, self.image, self.text])
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.view._repr_mimebundle_(**options)
+
+    def _compare(self, progress: Progress, cancel: threading.Event) -> None:
+        [row] = cache_quality(
+            self._model,
+            pairs=[(self.type_k.value, self.type_v.value)],
+            rotation=[self.rotation.value],
+            tokens=self._tokens,
+            progress=progress,
+            cancel=cancel,
+        )
+        self.rows[row.type_k, row.type_v, row.rotated] = row
+        self._draw()
+        self.runner.state.value = say("compared")
+        done = {(True, True): "K and V were rotated", (True, False): "K was rotated", (False, True): "V was rotated"}
+        turned = done.get((row.k_rotated, row.v_rotated), "nothing was rotated")
+        found = row.quality
+        self.text.value = say(
+            f"{row.type_k}/{row.type_v}, {turned}: divergence {found.kld_mean:.5f} ± {found.kld_mean_error:.5f} nats "
+            f"over {found.n_tokens} tokens, the same likeliest token for {100 * found.top1:.1f} %."
+        )
+
+    def _draw(self) -> None:
+        if self.rows:
+            self.image.value = figures.png(figures.cache_quality(list(self.rows.values())))
