@@ -225,7 +225,7 @@ def flash_attention(rows: Sequence[Planned], *, title: str | None = None) -> Fig
         ax.plot(at, figures, f"{mark}-", color=colour, markeredgecolor=INK, markersize=7, linewidth=2, label=name)
         ends.append((at[-1], figures[-1], f"flash attention {name}:\n{fmt_bytes(line[at[-1]])}"))
         # Where the lines lie close together and to the axis, figures would only hide them.
-        marks += [labels.Mark(n, line[n] / unit, fmt_bytes(line[n]) * (line[n] > largest / 10)) for n in at[:-1]]
+        marks += [labels.Mark(n, line[n] / unit, fmt_bytes(line[n]) * (line[n] > largest / 6)) for n in at[:-1]]
         drawn.append((at, figures))
     contexts = sorted({n for line in found.values() for n in line})
     ax.set_xlim(0, (contexts or [1])[-1])

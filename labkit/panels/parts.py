@@ -32,7 +32,9 @@ class Runner:
         self._work = work
         self._stop = threading.Event()
         self.thread: threading.Thread | None = None
-        self.run = widgets.Button(description=label, button_style="primary", icon="play")
+        self.run = widgets.Button(
+            description=label, button_style="primary", icon="play", layout=widgets.Layout(width="auto")
+        )
         self.stop = widgets.Button(description="Stop", disabled=True, icon="stop")
         self.bar = widgets.FloatProgress(min=0.0, max=1.0, value=0.0, layout=widgets.Layout(width="220px"))
         self.state = widgets.HTML("")
