@@ -104,6 +104,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     measure.add_argument("--record", metavar="FILE", help="also save the run, labelled with machine, date and command")
 
+    plan = add("plan", _plan, "Say whether a model fits here or on another machine, and with which flags.", data)
+    plan.add_argument("model", metavar="MODEL")
+    plan.add_argument("--ram", metavar="SIZE", help="memory the process may use (default: what is available here now)")
+    plan.add_argument("--vram", metavar="SIZE", help="memory of a device, as in 10GiB")
+    plan.add_argument(
+        "--gpu", metavar="NAME", help="a known device, as in rtx-3060-12gb; 'list' lists them"
+    )
+    plan.add_argument("--margin", metavar="SIZE", help="to leave free on the device (default 1GiB)")
+    plan.add_argument("--load", dest="load_mode", metavar="MODE", help="auto, none, mmap, mlock, mmap+mlock or dio")
+    _context(plan, "n_ctx (default 512)")
+
     claims = add(
         "claims", _claims, "List claims from articles and what became of them; settle some on this machine.", data
     )
@@ -268,11 +279,49 @@ def _print_run(run: Any) -> None:
         peak = "unknown" if m.cap_peak_bytes is None else fmt_bytes(m.cap_peak_bytes)
         print(f"{'counted by the cap':24}{'≤ ' + fmt_bytes(run.cap_bytes):>12}{peak:>12}")
     if run.device is not None and run.device.rss_anon_bytes is not None:
-        limit = run.device.memory_bytes
-        size = "" if limit is None else f"   (its buffers: at most {fmt_bytes(limit)})"
-        print(f"{run.device.name + ', anonymous':24}{'':>12}{fmt_bytes(run.device.rss_anon_bytes):>12}{size}")
+        name, limit = run.device.name, run.device.memory_bytes
+        held = sum(buffer.bytes for buffer in run.buffers if buffer.device == name)
+        size = "" if limit is None else f"   (it has {fmt_bytes(limit)})"
+        print(f"{name + ', buffers':24}{fmt_bytes(run.device.predicted_bytes or 0):>12}{fmt_bytes(held):>12}{size}")
+        print(f"{name + ', anonymous':24}{'':>12}{fmt_bytes(run.device.rss_anon_bytes):>12}")
     for buffer in run.buffers:
         print(f"  {buffer.device + ' ' + buffer.kind:34}{fmt_bytes(buffer.bytes):>12}")
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from labkit import hardware, planning, tuner
+    from labkit.bandwidth import ram_bandwidth
+    from labkit.engine import cpu_features
+    from labkit.machine import machine
+    from labkit.settings import Settings
+
+    if args.gpu == "list":
+        known = {name: hardware.get(name).title for name in hardware.names()}
+        _print_json(known) if args.json else print("\n".join(f"{name:26} {title}" for name, title in known.items()))
+        return OK
+    chosen = {name: value for name in ("load_mode", *_CONTEXT) if (value := getattr(args, name)) is not None}
+    settings = Settings.of(chosen | _cache_types(args.kv))
+    here = machine()
+    ram = args.ram if args.ram is not None else here.available_bytes
+    if ram is None:
+        raise ValueError("this system does not say how much memory is available: give --ram.")
+    device = hardware.get(args.gpu) if args.gpu else None
+    bandwidth = ram_bandwidth(seconds=0.3).bytes_per_s if args.ram is None else None
+    found = planning.plan(
+        args.model,
+        ram=ram,
+        vram=args.vram,
+        device=device,
+        settings=settings,
+        margin=args.margin or tuner.MARGIN_BYTES,
+        host_bytes_per_s=bandwidth,
+        cpu_features=cpu_features(),
+    )
+    if args.json:
+        _print_json(found.to_dict())
+    else:
+        print(found)
+    return OK if found.ok else NO
 
 
 def _claims(args: argparse.Namespace) -> int:

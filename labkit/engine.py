@@ -411,6 +411,8 @@ class Context:
             if status:
                 raise EngineError(f"llama_decode failed with status {status}: {_log.why()}.")
             self._decoded = True
+        # A device works on while the host goes ahead. Who writes text needs the logits first, and so does a clock.
+        ll.llama_synchronize(self._ptr)
 
     def _how_full(self, seq: int, n: int) -> str:
         cells = _ll().llama_n_ctx_seq(self._ptr)

@@ -22,7 +22,7 @@ from labkit.engine import cpu_features, usable_cores, version_problem
 from labkit.enginelog import Buffer
 from labkit.machine import Machine, available_bytes, machine
 from labkit.predict import Predicted
-from labkit.predict.offload import Split, offload
+from labkit.predict.offload import Split, offload, on_host
 from labkit.progress import Progress, bar
 from labkit.run import DeviceUse, LayerStep, Measured, ModelInfo, Phase, Run, Sample, Timings
 from labkit.settings import LOOPBACK, Settings, SettingsError
@@ -127,21 +127,24 @@ def measure(
             predicted = replace(predicted, decode_ms=ms)
         threads = wanted.n_threads or usable_cores()
         on_loopback = LOOPBACK in wanted.devices
+        split, use = None, None
+        if on_loopback:
+            split = offload(header, wanted, n_devices=len(wanted.devices), cpu_features=cpu_features())
+            predicted = on_host(predicted, split, header, wanted, prompt_tokens=prompt_tokens, cap_bytes=cap_bytes)
+            there = split.devices[wanted.devices.index(LOOPBACK)]
+            use = DeviceUse(LOOPBACK, vram_bytes, threads, predicted_bytes=there.total_bytes)
         blank = Run(
             model=ModelInfo(found.name, str(found.path), header.arch, header.file_bytes, found.forged),
             settings=wanted,
             outcome="refused",
             reason="",
             predicted=predicted,
-            device=DeviceUse(LOOPBACK, vram_bytes, threads) if on_loopback else None,
+            device=use,
             cap_bytes=cap_bytes,
             evict=evict,
             machine=here.to_dict(),
         )
         refusal = version_problem() or (device_problem() if on_loopback else None)
-        split = None
-        if on_loopback:
-            split = offload(header, wanted, n_devices=len(wanted.devices), cpu_features=cpu_features())
         refusal = refusal or _refusal(predicted, wanted, cap_bytes, here, split=split, vram_bytes=vram_bytes)
         if refusal:
             return replace(blank, reason=refusal)

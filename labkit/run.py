@@ -55,13 +55,14 @@ class Measured:
 class DeviceUse:
     """Figures of the loopback device's process, from the kernel, at the same moment as those of ``Measured``.
 
-    ``memory_bytes`` is the size it was given, None for none; ``idle_rss_anon_bytes`` what its process took before
-    anything was put on it. What llama.cpp put there stands among the Run's ``buffers``, under the device's name.
+    ``memory_bytes`` is the size it was given, None for none; ``predicted_bytes`` what its buffers are expected to take;
+    ``idle_rss_anon_bytes`` what its process took before anything was put on it. What llama.cpp put there stands among the Run's ``buffers``, under the device's name.
     """
 
     name: str
     memory_bytes: int | None
     n_threads: int
+    predicted_bytes: int | None = None
     idle_rss_anon_bytes: int | None = None
     rss_anon_bytes: int | None = None
     rss_file_bytes: int | None = None

@@ -16,11 +16,12 @@ from small import small
 from labkit import caps, cli, dryrun, engine, experiment, shapes
 from labkit.forge import forge, header_bytes
 from labkit.gguf import read_header
+from labkit.machine import machine
 from labkit.run import Run, load
 from labkit.settings import Settings
 from labkit.units import MiB, fmt_bytes
 
-COMMANDS = ["doctor", "start", "run", "inspect", "forge", "measure", "claims"]
+COMMANDS = ["doctor", "start", "run", "inspect", "forge", "measure", "plan", "claims"]
 CAPPED = pytest.mark.skipif(caps.available().how is None, reason=caps.available().reason)
 
 Command = Callable[..., tuple[int, str, str]]
@@ -97,6 +98,9 @@ def test_wrong_usage_is_status_2(argv: list[str], labkit: Command) -> None:
         (["inspect", "llama-2-13b:Q4_K_M", "--ctx", "10000000"], "n_ctx is 10,000,000: this model was trained for"),
         (["inspect", "llama-2-13b:Q4_K_M", "--ctx", "-1"], "n_ctx is -1: it must be between 1 and"),
         (["inspect", "deepseek-v2-lite:Q4_K_M", "--ctx", "512", "--kv", "q8_0/f16"], "type_k is q8_0 and type_v f16"),
+        (["plan", "smollm2", "--ram", "much"], "'much' is not a size: write a number and a unit"),
+        (["plan", "smollm2", "--vram", "100MiB"], "a margin of 1.00 GiB leaves nothing of 100 MiB"),
+        (["plan", "smollm2", "--gpu", "nothing"], "There is no device 'nothing'"),
         (["measure", "smollm2", "--ctx", "10000000"], "n_ctx is 10,000,000: this model was trained for 8,192"),
         (["forge", "llama-2-8b", "Q4_K_M"], "There is no shape 'llama-2-8b': did you mean"),
         (["forge", "llama-2-7b", "Q4_K_XL"], "There is no mixture 'Q4_K_XL': choose one of"),
@@ -200,6 +204,49 @@ def test_inspect_as_text(labkit: Command) -> None:
     n, size = read_header(header_bytes("llama-3.1-8b", "Q4_K_M")).types["Q4_K"]
     assert lines[2].split() == ["Q4_K", str(n), "tensors", *fmt_bytes(size).split()]
     assert lines[-2:] == ["KV cache 1.00 GiB for 8192 tokens", "compute buffer 267 MiB (formula)"]
+
+
+# plan
+
+
+def test_plan_prints_the_contract(labkit: Command) -> None:
+    values = data(labkit("plan", "llama-2-13b:Q4_K_M", "--ram", "16GiB", "--vram", "10GiB", "--ctx", "4096", "--json"))
+    for name in [
+        "verdict",
+        "assumptions",
+        "host",
+        "device",
+        "n_gpu_layers",
+        "decode_ms",
+        "margin_bytes",
+        "advice",
+        "flags",
+    ]:
+        assert name in values
+    assert values["verdict"] == "fits" and 0 < values["n_gpu_layers"] < 41
+    assert values["device"]["total_bytes"] <= 9 * 2**30 < values["device"]["total_bytes"] + 400 * 2**20
+    assert f"-ngl {values['n_gpu_layers']}" in values["flags"]["llama.cpp"]
+    assert values["assumptions"]["ram_bytes"] == 16 * 2**30
+
+
+def test_plan_says_no_with_status_1(labkit: Command) -> None:
+    status, out, err = labkit("plan", "llama-2-13b:Q5_K_M", "--ram", "14GiB", "--ctx", "8192")
+    assert (status, err) == (1, "") and out.startswith("pages: 15.0 GiB of RAM are needed with the mapped file")
+    assert "type_k=q8_0, type_v=q8_0: saves" in out
+    assert labkit("plan", "llama-2-70b:Q4_K_M", "--ram", "1GiB", "--load", "none")[1].startswith("killed:")
+
+
+def test_plan_for_this_machine_uses_what_is_available(labkit: Command) -> None:
+    values = data(labkit("plan", "smollm2", "--json"))
+    assert values["verdict"] == "fits" and values["device"] is None and values["decode_ms"] > 0
+    assert 0 < values["assumptions"]["ram_bytes"] <= (machine().ram_bytes or 0)
+
+
+def test_plan_lists_devices_and_knows_their_memory(labkit: Command) -> None:
+    known = data(labkit("plan", "smollm2", "--gpu", "list", "--json"))
+    assert len(known) >= 20 and "rtx-3060-12gb" in known
+    values = data(labkit("plan", "llama-2-13b:Q4_K_M", "--gpu", "rtx-3060-12gb", "--ram", "16GiB", "--json"))
+    assert values["n_gpu_layers"] == 41 and values["assumptions"]["vram_bytes"] == 12 * 2**30
 
 
 # forge

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from small import small
 
-from labkit import cli, device, experiment, gguf, machine
+from labkit import cli, device, experiment, gguf, machine, predict
 from labkit.device import DeviceError, Loopback
 from labkit.enginelog import LOG_RESOLUTION_BYTES, no_room
 from labkit.experiment import measure
@@ -216,10 +216,11 @@ def test_each_layer_that_leaves_is_in_the_other_process(n_gpu_layers: int, forge
     run = measure(forged, n_gpu_layers=n_gpu_layers, repack=False, **ON_IT)
     assert (run.outcome, run.reason) == ("ok", "")
     assert on_device(run, "model") == pytest.approx(offloaded(header, n_gpu_layers), abs=LOG_RESOLUTION_BYTES + 4096)
-    kv_per_layer = run.predicted.kv_bytes // N_LAYER
+    kv_per_layer = predict.kv_bytes(header, run.settings) // N_LAYER
     gone = max(0, n_gpu_layers - 1)
+    assert run.predicted.kv_bytes == (N_LAYER - gone) * kv_per_layer
     assert on_device(run, "kv") == pytest.approx(gone * kv_per_layer, abs=LOG_RESOLUTION_BYTES)
-    assert run.buffer_bytes(kind="kv") == pytest.approx(run.predicted.kv_bytes, abs=2 * LOG_RESOLUTION_BYTES)
+    assert run.buffer_bytes(kind="kv") == pytest.approx(N_LAYER * kv_per_layer, abs=2 * LOG_RESOLUTION_BYTES)
     assert on_device(run, "output") == 0 and (on_device(run, "compute") > 0) == (n_gpu_layers > 0)
     assert {buffer.device for buffer in run.buffers} <= {"CPU", "CPU_Mapped", "loopback"}
 
@@ -466,6 +467,6 @@ def test_the_command_line(forged: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "device_rss_anon_bytes" in values["samples"][0] and values["measured"]["rss_file_bytes"] != 0
     assert cli.main(command.split()) == 0
     out = capsys.readouterr().out
-    assert "loopback, anonymous" in out and "its buffers: at most 1.00 GiB" in out and "loopback model" in out
+    assert "loopback, anonymous" in out and "(it has 1.00 GiB)" in out and "loopback model" in out
     assert cli.main(command.replace("1GiB", "1MiB").split()) == 1
     assert "loopback (1.00 MiB) has no room for a buffer of" in capsys.readouterr().out

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from labkit.gguf import Header
 from labkit.predict.compute import compute_bytes, feed_forward_bytes, output_bytes
 from labkit.predict.hparams import n_vocab, number, per_layer
 from labkit.predict.kv import LayerCache, cache, kv_widths, streams_and_cells
 from labkit.predict.placement import HOST, Placed, crossings, output_side, place, place_tensors
-from labkit.predict.process import mapped_span
+from labkit.predict.process import PYTHON_FILE_BYTES, Predicted, mapped_span
 from labkit.predict.repack import repacked
 from labkit.settings import Settings
 
@@ -135,6 +135,37 @@ def offload(
         hops=hops,
         hop_bytes=hop_bytes,
         compute_exact=exact,
+    )
+
+
+def on_host(
+    whole: Predicted, split: Split, header: Header, settings: Settings, *, prompt_tokens: int, cap_bytes: int | None
+) -> Predicted:
+    """What the host's process needs once some layers have left; ``whole`` is what it needs without a device.
+
+    Args:
+        whole: as ``memory`` gives it.
+        split: of the same settings.
+        prompt_tokens, cap_bytes: as for ``memory``.
+    """
+    host = split.host
+    anon = host.pinned_bytes - host.compute_bytes + whole.python_bytes
+    rss_anon = anon + min(host.compute_bytes, feed_forward_bytes(header, settings, prompt_tokens))
+    resident = host.mapped_bytes if cap_bytes is None else max(0, min(host.mapped_bytes, cap_bytes - rss_anon))
+    return replace(
+        whole,
+        mapped_bytes=host.mapped_bytes,
+        heap_bytes=host.heap_bytes,
+        repack_bytes=host.repack_bytes,
+        kv_bytes=host.kv_bytes,
+        recurrent_bytes=host.recurrent_bytes,
+        compute_bytes=host.compute_bytes,
+        compute_exact=split.compute_exact,
+        output_bytes=host.output_bytes,
+        anon_floor_bytes=anon + host.compute_bytes,
+        rss_anon_bytes=rss_anon,
+        rss_file_bytes=resident + PYTHON_FILE_BYTES,
+        locked_bytes={"mmap+mlock": host.mapped_bytes, "mlock": host.heap_bytes}.get(settings.load_mode, 0),
     )
 
 

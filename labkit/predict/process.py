@@ -24,6 +24,8 @@ VOCABULARY_BYTES_PER_TOKEN = 250
 class Predicted:
     """Bytes a run is expected to need, by kind; ``memory`` says how each is computed.
 
+    Where layers are on the loopback device, they are those of the host's process alone, but for ``weights_bytes``.
+
     ``rss_anon_bytes`` and ``rss_file_bytes`` are the resident set after the given tokens. ``anon_floor_bytes`` is all
     that the kernel cannot take back once the whole compute buffer has been used: it decides whether a cap kills.
     ``compute_exact`` says whether ``compute_bytes`` is known to equal llama.cpp's figure, by formula or by a dry run.
