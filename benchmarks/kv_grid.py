@@ -7,6 +7,7 @@ recurrent state. Exit status 1 if one differs.
 
 from __future__ import annotations
 
+import argparse
 import struct
 import sys
 import tempfile
@@ -91,6 +92,12 @@ def show(name: str, cell: Cell) -> str:
 
 
 def main(names: list[str]) -> int:
+    try:
+        for name in names:
+            shapes.get(name)
+    except shapes.ShapeError as error:
+        print(error, file=sys.stderr)
+        return 2
     print(f"{'MiB of K+V: full layers, windowed layers, state':58} {'predicted':42} llama.cpp's dry run")
     counts = {"equal": 0, "different": 0, "refused": 0}
     for name in names or shapes.names():
@@ -106,4 +113,6 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description="Compare every shape's cache with llama.cpp's dry run.")
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help="as in llama-2-7b (default: all)")
+    sys.exit(main(parser.parse_args().shapes))

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from labkit.sweep import cap_sweep as cap_sweep
     from labkit.tensordata import read_blocks as read_blocks
     from labkit.units import GiB as GiB
+    from labkit.units import KiB as KiB
     from labkit.units import MiB as MiB
     from labkit.units import fmt_bytes as fmt_bytes
     from labkit.units import fmt_ms as fmt_ms
@@ -60,6 +61,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "TYPES": "ggml_types:TYPES",
     "GiB": "units:GiB",
+    "KiB": "units:KiB",
     "MiB": "units:MiB",
     "MappedFile": "mapping:MappedFile",
     "Run": "run:Run",

@@ -22,7 +22,7 @@ import numpy as np
 from labkit import models, task, texts
 from labkit.progress import Progress, bar
 from labkit.quality import ROWS_BYTES, Quality, TokenScore, mean_and_error, rows_at_once, scores, summary
-from labkit.settings import Settings
+from labkit.settings import Settings, SettingsError
 
 BIN_TOKENS = 32
 _ROTATED = re.compile(r"attn_rot_([kv]) = (\d)")  # logged by llama_kv_cache (src/llama-kv-cache.cpp)
@@ -96,8 +96,12 @@ def cache_quality(
             a head's size is not a multiple of the type's block.
         Cancelled: ``cancel`` was set.
     """
-    for type_k, type_v in pairs:
-        Settings(type_k=type_k, type_v=type_v)
+    for pair in pairs:
+        if isinstance(pair, str) or len(pair) != 2:
+            raise SettingsError(f"pairs has {pair!r}: write the types of K and V, as in ('q8_0', 'q4_0').")
+        Settings(type_k=pair[0], type_v=pair[1])
+    if tokens < 2:
+        raise task.TaskError(f"tokens is {tokens}: give at least 2, or there is nothing to predict.")
     if chunk < 3 or bin_tokens < 1:
         raise task.TaskError(f"chunk is {chunk} and bin_tokens {bin_tokens}: give at least 3 and 1.")
     path = texts.readable(models.find(model))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from labkit.units import fmt_bytes, fmt_ms, times
@@ -23,21 +25,44 @@ class Verdict:
         return f"{self.state}: {self.text}" if self.text else self.state
 
 
-def compare(predicted: Any, found: float | None, *, unit: str = "ms", how: str = "measured") -> str:
+def compare(
+    predicted: Any,
+    found: float | str | None,
+    *,
+    unit: str = "ms",
+    how: str = "measured",
+    choices: Sequence[str] = (),
+) -> str:
     """One sentence: a prediction beside what was found.
 
     Args:
-        unit: ``ms``, ``tokens/s``, ``bytes`` or a word.
+        predicted: the learner's own; None if there is none.
+        found: a number, or one of ``choices``.
+        unit: of numbers: ``ms``, ``tokens/s``, ``bytes`` or a word.
         how: it was found: ``measured``, ``computed``, ``planned by llama.cpp``.
+        choices: words among which the learner was to choose.
     """
     if found is None:
         return f"Nothing was {how}, so there is nothing to compare."
-    alone = f"{how[0].upper()}{how[1:]}: {_say(found, unit)}."
+    said = repr(found) if isinstance(found, str) else _say(found, unit)
+    alone = f"{how[0].upper()}{how[1:]}: {said}."
     if predicted is None or predicted is ...:
         return f"{alone} You made no prediction; set one above and run this again."
-    if predicted <= 0:
-        return f"{alone} A prediction must be more than 0."
-    return f"You predicted {_say(predicted, unit)}, {how} {_say(found, unit)}: off by {times(predicted, found)}."
+    if isinstance(found, str):
+        if predicted not in choices:
+            return f"{alone} {predicted!r} is not among {', '.join(map(repr, choices))}: choose one of these."
+        return f"You predicted {predicted!r}, {how} {said}: {'right' if predicted == found else 'not so'}."
+    if not _is_number(predicted):
+        return f"{alone} Your prediction is {predicted!r}; write a number."
+    if predicted < 0:
+        return f"{alone} A prediction must not be below 0."
+    off = times(predicted, found) if predicted > 0 and found > 0 else _say(abs(predicted - found), unit)
+    return f"You predicted {_say(predicted, unit)}, {how} {said}: off by {off}."
+
+
+def _is_number(value: Any) -> bool:
+    """Of any kind that Python or numpy has, but no truth value, infinity or NaN."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _say(value: float, unit: str) -> str:
@@ -53,8 +78,9 @@ def _say(value: float, unit: str) -> str:
 def check_number(answer: Any, *, right: float, unit: str, slips: Mapping[str, float], within: float = 0.0) -> Verdict:
     if answer is None or answer is ...:
         return Verdict("not attempted", "put your answer in place of the three dots.")
-    if isinstance(answer, bool) or not isinstance(answer, (int, float)):
+    if not _is_number(answer):
         return Verdict("wrong", f"your answer is a {type(answer).__name__}; a number is asked for.")
+    answer = float(answer)
     if _close(answer, right, within):
         return Verdict("right", _exact(right, unit) + ".")
     slip = next((text for text, value in slips.items() if _close(answer, value, within)), None)
@@ -65,8 +91,9 @@ def check_number(answer: Any, *, right: float, unit: str, slips: Mapping[str, fl
 def _exact(value: float, unit: str) -> str:
     if unit == "bytes":
         return f"{value:,.0f} bytes ({fmt_bytes(value)})"
-    whole = unit != "ms" and abs(value) >= 1000 and float(value).is_integer()
-    return f"{value:,.0f} {unit}" if whole else _say(value, unit)
+    if unit != "ms" and abs(value) >= 1000:
+        return f"{value:,.0f} {unit}" if float(value).is_integer() else f"{value:,.2f} {unit}"
+    return _say(value, unit)
 
 
 def _close(a: float, b: float, within: float) -> bool:
@@ -111,7 +138,7 @@ def check_values(answer: Any, *, right: Mapping[str, float], slips: Mapping[str,
         return Verdict("not attempted", "put your answer in place of the three dots.")
     if not isinstance(answer, Mapping):
         return Verdict("wrong", f"your answer is a {type(answer).__name__}; a dict of name and number is asked for.")
-    missing = [name for name in right if not isinstance(answer.get(name), (int, float))]
+    missing = [name for name in right if not _is_number(answer.get(name))]
     if missing:
         return Verdict("wrong", f"there is no number yet for {', '.join(missing)}.")
     mine = {name: float(answer[name]) for name in right}

@@ -191,8 +191,8 @@ def _check(
     vram_bytes: int | None,
 ) -> None:
     for name, value, least in (("tokens", tokens, 0), ("prompt_tokens", prompt_tokens, 1)):
-        if value < least:
-            raise SettingsError(f"{name} is {value}: it must be at least {least}.")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise SettingsError(f"{name} is {value!r}: write a whole number from {least}.")
     if evict not in EVICTIONS:
         raise SettingsError(f"evict is {evict!r}: choose 'readahead', 'random' or None.")
     if evict and "mmap" not in wanted.load_mode:

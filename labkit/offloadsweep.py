@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from labkit import gguf, models
+from labkit.device import problem
 from labkit.engine import cpu_features
 from labkit.experiment import measure
+from labkit.forge import header_bytes
+from labkit.gguf import Header
 from labkit.predict.offload import Split, offload
 from labkit.predict.offload_speed import Speeds, calibrate, offload_ms
 from labkit.progress import Progress, bar
-from labkit.run import Run
+from labkit.run import Run, save
+from labkit.run import recorded as load_recorded
 from labkit.settings import LOOPBACK, Settings
+
+RECORDED = (0, 1, 4, 8, 12, 16, 17)  # of 16 blocks and the output layer
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,15 @@ class OffloadPoint:
 
 @dataclass(frozen=True)
 class OffloadSweep:
-    """Points by number of layers; ``speeds`` were found from the first and the last, None where these did not run."""
+    """Points by number of layers.
+
+    ``speeds`` were found from the first and the last, None where these did not run. ``recorded`` says on which machine
+    and when, or None if it was measured here.
+    """
 
     points: tuple[OffloadPoint, ...]
     speeds: Speeds | None
+    recorded: str | None = None
 
     @property
     def error(self) -> float | None:
@@ -84,6 +95,8 @@ def offload_sweep(
 ) -> OffloadSweep:
     """Measure a model with each number of layers on the loopback device, in rounds, so that all meet the same weather.
 
+    Where the build of llama.cpp has no RPC, the sweep recorded in ``datasets/runs/offload.json`` is returned.
+
     Args:
         model: a path, ``smollm2``, or ``SHAPE:QUANT``.
         layers: values of ``n_gpu_layers``; the prediction is calibrated on the smallest and the largest.
@@ -98,6 +111,8 @@ def offload_sweep(
         SettingsError, GGUFError, ModelError: see ``measure``.
         Interrupted: Ctrl-C.
     """
+    if problem():
+        return recorded()
     wanted = sorted(set(layers))
     runs: dict[int, list[Run]] = {n: [] for n in wanted}
     with ExitStack() as stack:
@@ -120,24 +135,43 @@ def offload_sweep(
             runs[n].append(run)
             if run.outcome == "refused":
                 break  # so will the others be
-    header = gguf.read_header(models.find(model).path)
+    return predicted(gguf.read_header(models.find(model).path), runs, cpu_features=cpu_features())
+
+
+def recorded() -> OffloadSweep:
+    """The sweep that comes with the kit: Llama 3.2 1B Q4_K_M."""
+    runs: dict[int, list[Run]] = {}
+    for run in load_recorded("offload"):
+        runs.setdefault(run.settings.n_gpu_layers, []).append(run)
+    label = run.recorded or {}
+    header = gguf.read_header(header_bytes(*run.model.name.split(":")))
+    sweep = predicted(header, runs, cpu_features=label.get("cpu_features", ()))
+    return replace(sweep, recorded=f"recorded on {label.get('machine')}, {label.get('date')}")
+
+
+def record(path: Path, *, date: str) -> None:
+    """Write ``offload.json`` anew, from this machine. For those who maintain the recorded runs."""
+    sweep = offload_sweep("llama-3.2-1b:Q4_K_M", layers=RECORDED, n_threads=1)
+    runs = [replace(run, samples=(), layers=()) for point in sweep.points for run in point.runs]
+    save(runs, path, date=date, command="offloadsweep.record", cpu_features=sorted(cpu_features() or ()))
+
+
+def predicted(header: Header, runs: Mapping[int, Sequence[Run]], *, cpu_features: Iterable[str] | None) -> OffloadSweep:
+    """Runs by ``n_gpu_layers``, with times predicted from those with everything on one side.
+
+    Args:
+        header: of the model that ran.
+        runs: at least one for some number.
+        cpu_features: of the machine on which they ran.
+    """
     points = []
-    for n in wanted:
-        chosen = Settings.of({**settings, "n_gpu_layers": n, "devices": (LOOPBACK,)})
-        points.append(OffloadPoint(offload(header, chosen, cpu_features=cpu_features()), tuple(runs[n])))
-    return predicted(points)
-
-
-def predicted(points: Sequence[OffloadPoint]) -> OffloadSweep:
-    """The same points with times predicted from two of them: all on the host, and all on the device."""
+    for n in sorted(runs):
+        settings = next((run.settings for run in runs[n]), Settings(n_gpu_layers=n))
+        points.append(OffloadPoint(offload(header, settings, cpu_features=cpu_features), tuple(runs[n])))
     first, last = points[0], points[-1]
-    if first.n_gpu_layers or not first.typical_ms or not last.typical_ms or last.split.host.cache_token_bytes:
+    whole = header.n_layer + 1
+    if first.n_gpu_layers != 0 or last.n_gpu_layers != whole or not first.typical_ms or not last.typical_ms:
         return OffloadSweep(tuple(points), None)
     speeds = calibrate((first.split, first.typical_ms), (last.split, last.typical_ms))
-    return OffloadSweep(
-        tuple(
-            OffloadPoint(point.split, point.runs, offload_ms(point.split, speeds), point in (first, last))
-            for point in points
-        ),
-        speeds,
-    )
+    told = [replace(p, predicted_ms=offload_ms(p.split, speeds), calibrates=p in (first, last)) for p in points]
+    return OffloadSweep(tuple(told), speeds)

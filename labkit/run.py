@@ -56,7 +56,8 @@ class DeviceUse:
     """Figures of the loopback device's process, from the kernel, at the same moment as those of ``Measured``.
 
     ``memory_bytes`` is the size it was given, None for none; ``predicted_bytes`` what its buffers are expected to take;
-    ``idle_rss_anon_bytes`` what its process took before anything was put on it. What llama.cpp put there stands among the Run's ``buffers``, under the device's name.
+    ``idle_rss_anon_bytes`` what its process took before anything was put on it. What llama.cpp put there stands among
+    the Run's ``buffers``, under the device's name.
     """
 
     name: str

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from labkit import checking, exercises, gguf, predict
@@ -109,9 +111,29 @@ def test_a_function_that_returns_nothing_is_not_attempted() -> None:
         (3 * GiB, 3 * GiB, "bytes", "You predicted 3.00 GiB, measured 3.00 GiB: off by 1.00×."),
         (None, 3.0, "ms", "Measured: 3.00 ms. You made no prediction; set one above and run this again."),
         (None, None, "ms", "Nothing was measured, so there is nothing to compare."),
-        (0, 3.0, "ms", "Measured: 3.00 ms. A prediction must be more than 0."),
+        (0, 3.0, "ms", "You predicted 0.00 ms, measured 3.00 ms: off by 3.00 ms."),
+        (3.0, -1.0, "MiB", "You predicted 3 MiB, measured -1 MiB: off by 4 MiB."),
+        (-1, 3.0, "ms", "Measured: 3.00 ms. A prediction must not be below 0."),
+        ("3 GiB", GiB, "bytes", "Measured: 1.00 GiB. Your prediction is '3 GiB'; write a number."),
+        (True, 3.0, "ms", "Measured: 3.00 ms. Your prediction is True; write a number."),
+        (math.nan, 3.0, "ms", "Measured: 3.00 ms. Your prediction is nan; write a number."),
+        (np.int64(2), 4.0, "ms", "You predicted 2.00 ms, measured 4.00 ms: off by 2.0×."),
         (10, 12.5, "times slower", "You predicted 10 times slower, measured 12.5 times slower: off by 1.25×."),
     ],
 )
 def test_compare(predicted: float | None, measured: float | None, unit: str, said: str) -> None:
     assert checking.compare(predicted, measured, unit=unit) == said
+
+
+@pytest.mark.parametrize(
+    ("predicted", "said"),
+    [
+        (None, "Measured: 'V'. You made no prediction; set one above and run this again."),
+        ("V", "You predicted 'V', measured 'V': right."),
+        ("K", "You predicted 'K', measured 'V': not so."),
+        ("both", "Measured: 'V'. 'both' is not among 'K', 'V': choose one of these."),
+        (3, "Measured: 'V'. 3 is not among 'K', 'V': choose one of these."),
+    ],
+)
+def test_compare_words(predicted: object, said: str) -> None:
+    assert checking.compare(predicted, "V", choices=("K", "V")) == said

@@ -264,8 +264,8 @@ def _header(path: Path) -> Any:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"tokens": -1}, "tokens is -1: it must be at least 0."),
-        ({"prompt_tokens": 0}, "prompt_tokens is 0: it must be at least 1."),
+        ({"tokens": -1}, "tokens is -1: write a whole number from 0."),
+        ({"prompt_tokens": 0}, "prompt_tokens is 0: write a whole number from 1."),
         ({"tokens": 600}, "8 + 600 tokens do not fit in n_ctx=512: raise n_ctx or decode fewer."),
         ({"evict": "all"}, "evict is 'all': choose 'readahead', 'random' or None."),
         ({"evict": "random", "load_mode": "none"}, "evict='random' needs load_mode='mmap'"),

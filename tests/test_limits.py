@@ -53,7 +53,7 @@ def test_one_vector_for_both_has_one_type() -> None:
         predict.check(header, Settings(type_k="q8_0"))
 
 
-@pytest.mark.parametrize(("n_ctx", "fits"), [(4096, True), (65536, True), (65537, False), (10_000_000, False)])
+@pytest.mark.parametrize(("n_ctx", "fits"), [(4096, True), (131072, True), (131073, False), (10_000_000, False)])
 def test_a_context_far_beyond_the_trained_one_is_refused(n_ctx: int, fits: bool) -> None:
     header = read_header(header_bytes("llama-2-13b", "Q4_K_M"))
     settings = Settings(n_ctx=n_ctx)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,13 +40,14 @@ class Machine:
         assert how["devices"] == ("loopback",) and how["n_ctx"] == 1024
         self.asked.append(n)
         ms = offload_ms(offload(HEADER, Settings(n_gpu_layers=n)), SPEEDS)
-        return run((ms, ms * 1.01, 9 * ms), self.outcome)
+        return replace(run((ms, ms * 1.01, 9 * ms), self.outcome), settings=Settings(n_gpu_layers=n, n_ctx=1024))
 
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
     monkeypatch.setattr(offloadsweep, "measure", found)
+    monkeypatch.setattr(offloadsweep, "problem", lambda: None)
     monkeypatch.setattr(offloadsweep, "cpu_features", lambda: None)
     return found
 
@@ -94,6 +96,20 @@ def test_cancelling_keeps_what_there_is(fast: Machine) -> None:
 
     sweep = offload_sweep(MODEL, layers=[0, 17], rounds=2, n_ctx=1024, progress=progress, cancel=cancel)
     assert sum(len(point.runs) for point in sweep.points) == len(fast.asked) == 3
+
+
+def test_without_rpc_the_recorded_sweep_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offloadsweep, "problem", lambda: "this build has no RPC.")
+    sweep = offload_sweep(MODEL, layers=[0, 17])
+    assert sweep.recorded is not None and sweep.recorded.startswith("recorded on ")
+    assert tuple(point.n_gpu_layers for point in sweep.points) == offloadsweep.RECORDED
+    assert sweep.speeds is not None and sweep.error is not None and sweep.error < 0.15
+    for point in sweep.points:
+        [held] = {
+            sum(b.bytes for b in run.buffers if (b.device, b.kind) == ("loopback", "model")) for run in point.runs
+        }
+        assert held == pytest.approx(point.split.devices[0].weights_bytes, abs=16 * 1024)
+        assert all(run.recorded and not run.samples for run in point.runs)
 
 
 @pytest.mark.skipif(bool(device.problem()), reason=str(device.problem()))

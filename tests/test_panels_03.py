@@ -52,7 +52,7 @@ def test_the_cost_panel_says_the_figures_of_the_formulas() -> None:
     assert is_png(panel)
     header = gguf.read_header(header_bytes("llama-2-13b", "Q4_K_M"))
     chosen = Settings(n_ctx=8192)
-    assert "cache 6.25 GiB" in panel.text.value and "A token takes 800 KiB of cache" in panel.text.value
+    assert "cache 6.25 GiB" in panel.text.value and "A further token of context takes 800 KiB" in panel.text.value
     assert f"up to {longest_context(header, chosen, 14 * GiB):,} tokens of context" in panel.text.value
     before = bytes(panel.image.value)
     panel.n_ctx.value = 32768
@@ -80,11 +80,23 @@ def test_only_model_and_machine_move_the_axes_of_the_cost_panel(drawn: list[dict
     assert drawn[-1]["top_bytes"] == 128 * GiB and drawn[-1]["limit_bytes"] == 62 * GiB
 
 
-def test_the_cost_panel_says_what_a_model_refuses_and_keeps_its_picture() -> None:
-    panel = panels.ContextCost(["llama-2-7b:Q4_K_M"])
-    before = bytes(panel.image.value)
-    panel.n_ctx.value = 131072
-    assert "trained for 4,096" in panel.text.value and bytes(panel.image.value) == before
+def test_the_cost_panel_says_what_a_model_refuses_and_hides_its_picture() -> None:
+    panel = panels.ContextCost(["deepseek-v2-lite:Q4_K_M"])
+    panel.type_k.value = "q8_0"
+    assert "write the same type for both" in panel.text.value and panel.image.layout.visibility == "hidden"
+    panel.type_v.value = "q8_0"
+    assert "q8_0: weights" in panel.text.value and panel.image.layout.visibility == "visible"
+
+
+def test_the_cost_panel_counts_a_further_token_not_a_window() -> None:
+    panel = panels.ContextCost(["gemma-3-12b:Q4_K_M"])
+    assert "A further token of context takes 64.0 KiB" in panel.text.value  # 8 of its 48 layers keep everything
+
+
+def test_the_cost_panel_takes_any_model_and_any_machine() -> None:
+    assert "smollm2, 8,192 tokens" in panels.ContextCost(["smollm2"], machine_gib=4096).text.value
+    with pytest.raises(ValueError, match="machine_gib is 2"):
+        panels.ContextCost(machine_gib=2)
 
 
 @pytest.mark.parametrize("model", MODELS)

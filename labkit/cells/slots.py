@@ -155,8 +155,9 @@ def _note(now: Snapshot, before: Snapshot) -> str:
     if freed.any():
         parts.append(f"{freed.sum()} cells freed")
     shared = int((new == SHARED).sum() - (old == SHARED).sum())
-    if shared > 0:
-        parts.append(f"{shared} cells shared, none copied")
+    if now.step.op == "copy" and not taken.any() and now.step.to in now.spans:
+        first, last = now.spans[now.step.to]
+        parts.append(f"{last - first + 1} cells shared, none copied")
     elif shared < 0 and not freed.any():
         parts.append(f"{-shared} cells no longer shared")
     moved = ~taken & ~freed & (before.positions != now.positions)

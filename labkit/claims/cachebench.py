@@ -189,7 +189,8 @@ class CacheFigures:
 
     def _quality_of(self, type_k: str, type_v: str, rotated: bool) -> CacheQuality | None:
         wanted = (type_k, type_v, rotated)
-        return next((one for one in self.cache_qualities if (one.type_k, one.type_v, one.rotated) == wanted), None)
+        same = (one for one in self.cache_qualities if (one.type_k, one.type_v, one.rotated) == wanted)
+        return max(same, key=lambda one: one.quality.n_tokens, default=None)
 
     def depth(self) -> tuple[DepthSpeed, ...]:
         """Time per token with caches of f16, q8_0 and q4_0, empty and filled to the same depths.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from numbers import Real
 from typing import Any
 
 from labkit import gguf, predict
@@ -183,7 +184,7 @@ def _if_near(answer: Any, value: float, within: float) -> float:
 
 
 def _same_size(mine: Any, theirs: Any) -> bool:
-    return isinstance(mine, (int, float)) and abs(mine - theirs) < 1
+    return isinstance(mine, Real) and abs(mine - theirs) < 1
 
 
 def _plain(value: Any) -> str:

@@ -119,11 +119,14 @@ def _title(rows: Sequence[CacheQuality]) -> str:
 
 
 def _sensitive(klds: dict[tuple[str, str], float]) -> str:
-    """Which half minds more, from the two mirrored pairs that differ most."""
+    """Which half minds more, from the worst pair and its mirror image."""
     mirrored = [(klds[k, v], klds[v, k], k, v) for k, v in klds if k != v and klds.get((v, k), 0) > 0]
     if not mirrored:
         return ""
-    high, low, k, v = max(mirrored, key=lambda item: item[0] / item[1])
+    # Beside the finest type, so that one half alone is coarse.
+    finest = min((name for pair in klds for name in pair), key=lambda name: klds.get((name, name), math.inf))
+    beside = [item for item in mirrored if finest in item[2:]]
+    high, low, k, v = max(beside or mirrored, key=lambda item: item[0])
     coarse = max(k, v, key=lambda name: klds.get((name, name), 0))
     half, other = ("K", "V") if coarse == k else ("V", "K")
     if high < 1.2 * low:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from labkit.figures import style
@@ -28,7 +29,7 @@ def speed_at_depth(
     """Milliseconds per token against the tokens already in the cache, a line per type of cache.
 
     Args:
-        rows: measurements; marks are medians, whiskers go from the fastest to the slowest token.
+        rows: measurements; marks are medians, whiskers leave out a tenth of the tokens at each end.
         expected: predicted ms by depth, for each name as in ``name``; drawn dashed.
         guess: the learner's own prediction, as (tokens in the cache, ms per token).
         title: replaces the sentence computed from the rows.
@@ -42,7 +43,7 @@ def speed_at_depth(
     fig = style.new_figure(max(4.3, 1.4 + 0.18 * len(lines)), title=title or _title(lines))
     ax = fig.add_subplot()
     ends = []
-    everything = [t for line in lines.values() for _, ms in line for t in ms]
+    everything = [t for line in lines.values() for _, ms in line for t in middle_80(ms)]
     everything += [t for line in (expected or {}).values() for t in line.values()] + ([guess[1]] if guess else [])
     deepest = max([n for line in lines.values() for n, _ in line] + [1])
     ax.set_ylim(0, max(everything, default=1) * 1.12 or 1)
@@ -51,9 +52,10 @@ def speed_at_depth(
         aside = (number - (len(lines) - 1) / 2) * min(0.006, 0.03 / len(lines)) * deepest
         at = [n + aside for n, _ in line]
         medians = [statistics.median(ms) for _, ms in line]
+        ends_of = [middle_80(ms) for _, ms in line]
         spread = [
-            [middle - min(ms) for middle, (_, ms) in zip(medians, line, strict=True)],
-            [max(ms) - middle for middle, (_, ms) in zip(medians, line, strict=True)],
+            [middle - low for middle, (low, _) in zip(medians, ends_of, strict=True)],
+            [high - middle for middle, (_, high) in zip(medians, ends_of, strict=True)],
         ]
         ax.errorbar(at, medians, yerr=spread, capsize=3, elinewidth=1, label=label, **look(number))
         slope = "" if crowded else _slope(line)
@@ -68,13 +70,19 @@ def speed_at_depth(
         deepest = max(deepest, round(guess[0]))
         ends.append((*guess, f"you predicted {fmt_ms(guess[1])}"))
     ax.set_xlim(-0.03 * deepest, deepest)
-    ax.set_xlabel("tokens already in the cache; whiskers: fastest to slowest token")
+    ax.set_xlabel("tokens already in the cache; whiskers: 8 of 10 tokens")
     ax.set_ylabel("ms per token, median")
     depths = sorted({n for line in lines.values() for n, _ in line})
     ticks = [n for i, n in enumerate(depths) if i == 0 or n - depths[i - 1] > 0.06 * deepest]
     name_ends(ax, ends, ticks=ticks)
     ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
     return fig
+
+
+def middle_80(ms: Sequence[float]) -> tuple[float, float]:
+    """Where the middle eight of ten tokens lie; a single interruption must not set the scale."""
+    low, high = np.percentile(ms, (10, 90))
+    return float(low), float(high)
 
 
 def name(row: DepthSpeed, *, flash_attn: bool = False) -> str:

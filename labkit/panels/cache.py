@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,12 @@ MODELS = (
     "llama-3.2-1b:Q4_K_M",
 )
 _MACHINES = (8, 16, 24, 32, 64, 128)  # GiB, of which the system keeps 2
-_AXES = tuple(1 << n for n in range(2, 12))  # GiB
 
 
 @cache
 def _header(model: str) -> gguf.Header:
-    shape, _, quant = model.partition(":")
-    return gguf.read_header(header_bytes(shape, quant))
+    shape, colon, quant = model.partition(":")
+    return gguf.read_header(header_bytes(shape, quant) if colon else models.find(model).path)
 
 
 class ContextCost:
@@ -48,6 +49,8 @@ class ContextCost:
     """
 
     def __init__(self, models: Sequence[str] = MODELS, *, machine_gib: int = 16) -> None:
+        if machine_gib <= 2:
+            raise ValueError(f"machine_gib is {machine_gib}: the system keeps 2 of it, so write more.")
         machines = sorted({*_MACHINES, machine_gib})
         self.model = widgets.Dropdown(options=list(models), description="model", style=WIDE)
         self.limit = widgets.Dropdown(
@@ -92,10 +95,12 @@ class ContextCost:
             )
             predict.check(header, chosen)
         except SettingsError as error:
+            self.image.layout.visibility = "hidden"  # it would show other settings
             self.text.value = say(str(error))
             return
+        self.image.layout.visibility = "visible"
         # The axis depends on the model and the machine alone: what the other controls change must not change it too.
-        top = next(n for n in _AXES if n * GiB >= 1.6 * max(limit, header.tensor_bytes)) * GiB
+        top = 1 << math.ceil(math.log2(1.6 * max(limit, header.tensor_bytes)))
         self.image.value = figures.png(
             figures.context_budget(
                 context_curve(header, chosen, limit_bytes=limit),
@@ -120,7 +125,10 @@ class ContextCost:
         )
         longest = longest_context(header, chosen, limit)
         most = f"up to {longest:,} tokens of context" if longest < CONTEXTS[-1] else f"{longest:,} tokens and more"
-        each = f"A token takes {fmt_bytes(predict.kv_bytes_per_token(header, chosen))} of cache."
+        step = 8192  # so many more, since cells come in padded numbers and windows fill up
+        more = predict.kv_bytes(header, replace(chosen, n_ctx=chosen.n_ctx + step * chosen.n_seq_max))
+        further = (more - predict.kv_bytes(header, chosen)) / (step * chosen.n_seq_max)
+        each = f"A further token of context takes {fmt_bytes(further)}."
         return [needed, f"{each} {'No context fits.' if not longest else f'Memory is enough for {most}.'}"]
 
 

@@ -8,21 +8,21 @@ from labkit.predict.hparams import number
 from labkit.predict.layers import is_latent, kv_heads, kv_widths, layers
 from labkit.settings import Settings, SettingsError
 
-STRETCH = 16  # times the trained context that rotary scaling is used for at most
+STRETCH = 32  # times the trained context: as far as rotary scaling was taken in a published model (Yarn-Llama-2-128k)
 
 
 def check(header: Header, settings: Settings) -> None:
     """Refuse what llama.cpp would refuse for this model (llama_init_from_model), and a context nobody can use.
 
     Raises:
-        SettingsError: the context is more than 16 times the trained one; heads are no whole number of the cache type's
+        SettingsError: the context is more than 32 times the trained one; heads are no whole number of the cache type's
             blocks; or K and V differ in type where one vector stands for both.
     """
     trained = number(header, "context_length")
     if trained and settings.n_ctx > STRETCH * trained:
         raise SettingsError(
-            f"n_ctx is {settings.n_ctx:,}: this model was trained for {trained:,} tokens of context, and past "
-            f"{STRETCH * trained:,} no way of stretching it is known to help, so write less."
+            f"n_ctx is {settings.n_ctx:,}: this model was trained for {trained:,} tokens of context, and models have "
+            f"been stretched to {STRETCH} times that at most, so write {STRETCH * trained:,} or less."
         )
     if (is_latent(header) or header.arch == "deepseek4") and settings.type_k != settings.type_v:
         raise SettingsError(
