@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from labkit.claims import checks_01, checks_02, checks_03
+from labkit.claims import checks_01, checks_02, checks_03, checks_04
 from labkit.claims.bench import Bench, Unsettled
 from labkit.claims.ledger import OPEN, SYMBOLS, Claim, Settled, all, get
 from labkit.forge import models_dir
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 SCHEMA = 1
-CHECKS = {**checks_01.CHECKS, **checks_02.CHECKS, **checks_03.CHECKS}
+CHECKS = {**checks_01.CHECKS, **checks_02.CHECKS, **checks_03.CHECKS, **checks_04.CHECKS}
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,14 @@ def _settle(claim: Claim, bench: Bench) -> Settled:
         found = CHECKS[claim.id](bench)
     except Unsettled as reason:
         return Settled(claim.id, OPEN, f"Not settled here: {reason}.", source=f"not settled here: {reason}", **where)
-    how = "measured here" if bench.used or bench.looked else "computed"
+    how = "measured here" if bench.used or bench.looked else ""
     elsewhere = next((run for run in bench.used if run.recorded), None)
     if elsewhere is not None and elsewhere.recorded:
         where = {"machine": _label(elsewhere.machine), "date": str(elsewhere.recorded["date"])}
         how = f"recorded on {where['machine']} on {where['date']}"
-    return Settled(claim.id, found.verdict, found.evidence, found.figures, source=how, **where)
+    cited = f"recorded from {bench.cited}" if bench.cited else ""
+    source = " and ".join(filter(None, (how, cited))) or "computed"
+    return Settled(claim.id, found.verdict, found.evidence, found.figures, source=source, **where)
 
 
 def _label(values: Any) -> str:

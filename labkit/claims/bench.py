@@ -20,6 +20,7 @@ from labkit import caps, engine, ggml, gguf, mixtures, models, predict
 from labkit import run as runs_file
 from labkit.claims import storage
 from labkit.claims.cachebench import CacheFigures
+from labkit.claims.offloadbench import OffloadFigures
 from labkit.claims.unsettled import Unsettled as Unsettled
 from labkit.claims.unsettled import or_unsettled
 from labkit.data import data_path
@@ -49,7 +50,7 @@ KNOWN_OPTIONS = ("--batch-size", "LLAMA_ARG_BATCH")  # where these are not found
 Progress = Callable[[float, str], None]
 
 
-class Bench(CacheFigures):
+class Bench(CacheFigures, OffloadFigures):
     """Runs and other measurements for checks, each made at most once.
 
     Args:
@@ -77,6 +78,7 @@ class Bench(CacheFigures):
         """A new check starts: forget which figures the last one used."""
         self.used: list[Run] = []
         self.looked = False  # at something that is not a run: a file, the disk, a mapping
+        self.cited = ""  # published figures
 
     def choose(self, *settings: Settings, among: Sequence[str] = LARGEST, tokens: int = 1) -> str:
         """The model for a check: one that was given with a run of each of ``settings``, else one that fits here.

@@ -8,7 +8,7 @@ from itertools import pairwise
 from labkit.claims.bench import Bench
 from labkit.claims.cachebench import QUANTIZED, SMALL, THIRTEEN
 from labkit.claims.checks_01 import LITTLE, Finding
-from labkit.claims.ledger import Figure
+from labkit.claims.options import as_figures, listing, look_up
 from labkit.gguf import TYPES
 from labkit.settings import Settings
 from labkit.units import fmt_bytes
@@ -66,34 +66,34 @@ def c059(bench: Bench) -> Finding:
 
 def c061(bench: Bench) -> Finding:
     """Confirmed if llama.cpp's command-line tools know --kv-cache-quantize, else wrong."""
-    known = _known(bench, "--kv-cache-quantize", "--cache-type-k", "--cache-type-v")
+    known = look_up(bench, "--kv-cache-quantize", "--cache-type-k", "--cache-type-v")
     sizes = [bench.kv_bytes(THIRTEEN, n_ctx=4096, type_k=name, type_v=name) for name in ("f16", "q8_0")]
     return Finding(
         "confirmed" if known["--kv-cache-quantize"] else "wrong",
-        f"In llama.cpp's library of options: {_listing(known)}; a type is what makes the cache of Llama 2 13B at 4096 "
+        f"In llama.cpp's library of options: {listing(known)}; a type is what makes the cache of Llama 2 13B at 4096 "
         f"tokens {fmt_bytes(sizes[1])} (q8_0) instead of {fmt_bytes(sizes[0])} (f16).",
-        {"f16_bytes": sizes[0], "q8_0_bytes": sizes[1], **_figures(known)},
+        {"f16_bytes": sizes[0], "q8_0_bytes": sizes[1], **as_figures(known)},
     )
 
 
 def c062(bench: Bench) -> Finding:
     """Confirmed if a child makes a smaller cache when LLAMA_KV_QUANTIZE is 1; else misleading if llama.cpp knows the
     variable all the same, wrong if it does not."""
-    known = _known(bench, "LLAMA_KV_QUANTIZE", "LLAMA_ARG_CACHE_TYPE_K", "LLAMA_ARG_CACHE_TYPE_V")
+    known = look_up(bench, "LLAMA_KV_QUANTIZE", "LLAMA_ARG_CACHE_TYPE_K", "LLAMA_ARG_CACHE_TYPE_V")
     usual, under = bench.kv_bytes(SMALL), bench.cache_under("LLAMA_KV_QUANTIZE")
     smaller, there = 1 - under / usual >= LITTLE, known["LLAMA_KV_QUANTIZE"]
     return Finding(
         "confirmed" if smaller else "misleading" if there else "wrong",
         f"With the variable set, {SMALL}'s cache for 512 tokens takes {fmt_bytes(under)} instead of "
-        f"{fmt_bytes(usual)}; in llama.cpp's library of options: {_listing(known)}.",
-        {"usual_bytes": usual, "with_variable_bytes": under, **_figures(known)},
+        f"{fmt_bytes(usual)}; in llama.cpp's library of options: {listing(known)}.",
+        {"usual_bytes": usual, "with_variable_bytes": under, **as_figures(known)},
     )
 
 
 def c063(bench: Bench) -> Finding:
     """Known: llama.cpp's command-line tools know --offload-kv. Smaller: it plans at least a tenth less cache with
     offload_kqv than without. Confirmed if both, roughly right if smaller only, misleading if known only, else wrong."""
-    known = _known(bench, "--offload-kv", "--kv-offload")
+    known = look_up(bench, "--offload-kv", "--kv-offload")
     off, on = bench.planned_kv_bytes(
         THIRTEEN, Settings(n_ctx=4096, offload_kqv=False), Settings(n_ctx=4096, offload_kqv=True)
     )
@@ -103,29 +103,29 @@ def c063(bench: Bench) -> Finding:
             known["--offload-kv"], smaller
         ],
         f"For 4096 tokens of Llama 2 13B llama.cpp plans {fmt_bytes(on)} of cache with offload_kqv and "
-        f"{fmt_bytes(off)} without; in its library of options: {_listing(known)}.",
-        {"on_bytes": on, "off_bytes": off, **_figures(known)},
+        f"{fmt_bytes(off)} without; in its library of options: {listing(known)}.",
+        {"on_bytes": on, "off_bytes": off, **as_figures(known)},
     )
 
 
 def c064(bench: Bench) -> Finding:
     """Known: llama.cpp's command-line tools know --max-context. Smaller: at 2048 tokens it plans at least a tenth less
     cache than at 4096. Confirmed if both, misleading if known only, wrong if there is no such option."""
-    known = _known(bench, "--max-context", "--ctx-size")
+    known = look_up(bench, "--max-context", "--ctx-size")
     short, usual = bench.planned_kv_bytes(THIRTEEN, Settings(n_ctx=2048), Settings(n_ctx=4096))
     smaller = 1 - short / usual >= LITTLE
     return Finding(
         "wrong" if not known["--max-context"] else "confirmed" if smaller else "misleading",
-        f"In llama.cpp's library of options: {_listing(known)}; for Llama 2 13B it plans {fmt_bytes(short)} of cache "
+        f"In llama.cpp's library of options: {listing(known)}; for Llama 2 13B it plans {fmt_bytes(short)} of cache "
         f"at 2048 tokens and {fmt_bytes(usual)} at 4096.",
-        {"kv_2048_bytes": short, "kv_4096_bytes": usual, **_figures(known)},
+        {"kv_2048_bytes": short, "kv_4096_bytes": usual, **as_figures(known)},
     )
 
 
 def c065(bench: Bench) -> Finding:
     """Confirmed if llama.cpp's command-line tools know --ctx-size and the cache is in proportion to it within 2 %;
     roughly right if it is only smaller; wrong if it is not, or there is no such option."""
-    known = _known(bench, "--ctx-size")
+    known = look_up(bench, "--ctx-size")
     sizes = dict(
         zip((1024, 4096), bench.planned_kv_bytes(THIRTEEN, Settings(n_ctx=1024), Settings(n_ctx=4096)), strict=True)
     )
@@ -136,16 +136,16 @@ def c065(bench: Bench) -> Finding:
         verdict = "confirmed" if abs(ratio / 4 - 1) <= CLOSE else "roughly right"
     return Finding(
         verdict,
-        f"In llama.cpp's library of options: {_listing(known)}; for Llama 2 13B it plans {fmt_bytes(sizes[1024])} of "
+        f"In llama.cpp's library of options: {listing(known)}; for Llama 2 13B it plans {fmt_bytes(sizes[1024])} of "
         f"cache at 1024 tokens and {fmt_bytes(sizes[4096])} at 4096.",
-        {"kv_1024_bytes": sizes[1024], "kv_4096_bytes": sizes[4096], **_figures(known)},
+        {"kv_1024_bytes": sizes[1024], "kv_4096_bytes": sizes[4096], **as_figures(known)},
     )
 
 
 def c066(bench: Bench) -> Finding:
     """Confirmed if llama.cpp's command-line tools know both options, and in its plans the type of K changes the bytes
     of K alone and that of V those of V alone; misleading if only one of the two is so; else wrong."""
-    known = _known(bench, "--cache-type-k", "--cache-type-v")
+    known = look_up(bench, "--cache-type-k", "--cache-type-v")
     plans = bench.planned(
         THIRTEEN, Settings(n_ctx=4096), *(Settings.of({"n_ctx": 4096, half: "q8_0"}) for half in HALVES)
     )
@@ -163,9 +163,9 @@ def c066(bench: Bench) -> Finding:
     return Finding(
         verdict,
         f"For 4096 tokens of Llama 2 13B llama.cpp plans for K and V: {sizes or 'nothing, it refuses'}; in its "
-        f"library of options: {_listing(known)}.",
+        f"library of options: {listing(known)}.",
         {f"{name}_bytes": size for name, size in zip(("k", "v"), halves[0] if halves else (), strict=False)}
-        | _figures(known),
+        | as_figures(known),
     )
 
 
@@ -173,15 +173,15 @@ def c067(bench: Bench) -> Finding:
     """Confirmed if llama.cpp's command-line tools know --n-gpu-layers and --cache-type-k, and each step from f16 to
     q8_0 to q4_0 makes the cache it plans at least a tenth smaller; roughly right if only one of the two is so; else
     wrong."""
-    known = _known(bench, "--n-gpu-layers", "--cache-type-k")
+    known = look_up(bench, "--n-gpu-layers", "--cache-type-k")
     names = ("f16", "q8_0", "q4_0")
     sizes = bench.planned_kv_bytes(THIRTEEN, *(Settings(n_ctx=4096, type_k=name, type_v=name) for name in names))
     falls = all(1 - after / before >= LITTLE for before, after in pairwise(sizes))
     listed = ", ".join(f"{fmt_bytes(size)} in {name}" for name, size in zip(names, sizes, strict=True))
     return Finding(
         ("wrong", "roughly right", "confirmed")[all(known.values()) + falls],
-        f"For 4096 tokens of Llama 2 13B llama.cpp plans {listed}; in its library of options: {_listing(known)}.",
-        {f"{name}_bytes": size for name, size in zip(names, sizes, strict=True)} | _figures(known),
+        f"For 4096 tokens of Llama 2 13B llama.cpp plans {listed}; in its library of options: {listing(known)}.",
+        {f"{name}_bytes": size for name, size in zip(names, sizes, strict=True)} | as_figures(known),
     )
 
 
@@ -189,15 +189,3 @@ HALVES = ("type_k", "type_v")
 CHECKS: dict[str, Callable[[Bench], Finding]] = {
     check.__name__.upper(): check for check in (c038, c059, c061, c062, c063, c064, c065, c066, c067)
 }
-
-
-def _known(bench: Bench, *names: str) -> dict[str, bool]:
-    return {name: bench.option(name) for name in names}
-
-
-def _listing(known: dict[str, bool]) -> str:
-    return ", ".join(f"{name} {'is there' if there else 'is not there'}" for name, there in known.items())
-
-
-def _figures(known: dict[str, bool]) -> dict[str, Figure]:
-    return {name.lstrip("-").replace("-", "_").lower(): "yes" if there else "no" for name, there in known.items()}

@@ -48,7 +48,8 @@ class Settled:
         figures: the same as numbers, the unit in the name.
         machine: where it was found, in a few words.
         date: when, as 2026-01-31.
-        source: ``measured here``, ``computed``, ``recorded on MACHINE on DATE``, or ``not settled here: REASON``.
+        source: ``measured here``, ``computed``, ``recorded on MACHINE on DATE``, ``recorded from SOURCE`` (published
+            figures that this project took over), or ``not settled here: REASON``.
     """
 
     id: str

@@ -17,6 +17,12 @@ from labkit.exercises.lab_03 import kv_of as kv_of
 from labkit.exercises.lab_03 import kv_per_token_8b as kv_per_token_8b
 from labkit.exercises.lab_03 import kv_per_token_13b as kv_per_token_13b
 from labkit.exercises.lab_03 import window_cells as window_cells
+from labkit.exercises.lab_04 import crossing_bytes as crossing_bytes
+from labkit.exercises.lab_04 import device_bytes as device_bytes
+from labkit.exercises.lab_04 import hop_ms as hop_ms
+from labkit.exercises.lab_04 import layers_for_13b as layers_for_13b
+from labkit.exercises.lab_04 import leaves_first as leaves_first
+from labkit.exercises.lab_04 import plus_one as plus_one
 from labkit.forge import header_bytes
 from labkit.gguf import Header
 from labkit.settings import Settings

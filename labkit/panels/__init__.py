@@ -20,7 +20,10 @@ from labkit.imatrix import Imatrix
 from labkit.mapping import MappedFile
 from labkit.panels.blocks import BlockExplorer
 from labkit.panels.cache import CacheQuality, ContextCost, SlotMap
+from labkit.panels.offload import Offload
+from labkit.panels.offloadrun import OffloadRun
 from labkit.panels.parts import WIDE, Runner, image, say
+from labkit.panels.tuner import Tuner
 from labkit.progress import Progress
 from labkit.quality import quality
 from labkit.quantize import quantize
@@ -297,8 +300,11 @@ __all__ = [
     "BlockExplorer",
     "CacheQuality",
     "ContextCost",
+    "Offload",
+    "OffloadRun",
     "Residency",
     "SlotMap",
+    "Tuner",
     "WhatIf",
     "WhatItCosts",
     "WhereItIs",

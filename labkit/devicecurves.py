@@ -1,0 +1,133 @@
+"""Time per token on devices one does not have, layer by layer, and what crosses to them: predictions, nothing runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from labkit import hardware
+from labkit.gguf import Header
+from labkit.hardware import Hardware
+from labkit.planning import HOP_MS
+from labkit.predict.offload import Split, offload
+from labkit.predict.offload_speed import Speeds, offload_ms
+from labkit.settings import Settings
+from labkit.tensortypes import layer_of
+from labkit.tuner import MARGIN_BYTES
+from labkit.units import GiB, parse_bytes
+
+if TYPE_CHECKING:
+    from labkit.figures.crossing import CrossingRow
+    from labkit.figures.offloadspeed import DeviceCurve
+
+Named = str | tuple[str, str]
+"""A device's name, or its name and the RAM it is sold with: ``("apple-m2", "16GiB")``."""
+
+
+def speeds_of(device: Hardware, *, host_bytes_per_s: float) -> Speeds:
+    """Full bandwidth of both sides and the link; a device that shares the host's memory has nothing to cross."""
+    here = float(device.bandwidth_bytes_per_s)
+    if device.kind == "discrete":
+        return Speeds(host_bytes_per_s, here, float(device.link_bytes_per_s or math.inf), HOP_MS)
+    return Speeds(here, here)
+
+
+def room_of(device: Hardware, *, ram_bytes: int | None = None, margin_bytes: int = MARGIN_BYTES) -> int:
+    """Bytes that may go to a device: its memory less a margin, or of shared memory what its GPU gets.
+
+    Raises:
+        HardwareError: it has no GPU.
+    """
+    return device.gpu_bytes(ram_bytes) - (margin_bytes if device.kind == "discrete" else 0)
+
+
+def device_curves(
+    header: Header,
+    devices: Sequence[Named],
+    *,
+    host_bytes_per_s: float,
+    settings: Settings | None = None,
+    n_past: int = 0,
+) -> tuple[DeviceCurve, ...]:
+    """Rows for ``figures.what_if_devices``: least time per token for each ``n_gpu_layers`` that a device can hold.
+
+    Args:
+        header: the model's.
+        devices: by name.
+        host_bytes_per_s: bandwidth of the host's memory beside a discrete device; a unified one has its own.
+        settings: how it is run; ``n_gpu_layers`` does not count.
+        n_past: tokens in the context.
+
+    Raises:
+        HardwareError: there is no such device, or it has no GPU.
+    """
+    from labkit.figures.offloadspeed import DeviceCurve  # here, so that the arithmetic does not load matplotlib
+
+    base = settings or Settings()
+    splits = [offload(header, replace(base, n_gpu_layers=n), pinned_host=True) for n in range(header.n_layer + 2)]
+    rows = []
+    for named in devices:
+        name, ram = (named, None) if isinstance(named, str) else (named[0], parse_bytes(named[1]))
+        device = hardware.get(name)
+        room, speeds = room_of(device, ram_bytes=ram), speeds_of(device, host_bytes_per_s=host_bytes_per_s)
+        have = ram or (device.ram_bytes[-1] if device.ram_bytes else None)
+        ms = {
+            split.n_gpu_layers: offload_ms(split, speeds, n_past=n_past)
+            for split in splits
+            if split.devices[0].total_bytes <= room
+            # Shared memory has to hold the other side too.
+            and (device.kind == "discrete" or have is None or _together(split) <= have)
+        }
+        label = device.title.removeprefix("NVIDIA ").removeprefix("GeForce ")
+        label = label if have is None else f"{label}, {have / GiB:g} GiB"
+        rows.append(DeviceCurve(label, ms, header.n_layer, room))
+    return tuple(rows)
+
+
+def _together(split: Split) -> int:
+    return split.host.total_bytes + sum(side.total_bytes for side in split.devices)
+
+
+def crossing_rows(
+    header: Header,
+    split: Split,
+    *,
+    link_bytes_per_s: float,
+    hop_ms: float = HOP_MS,
+    claimed_ms: float | None = 5.0,
+    measured_hop_ms: float | None = None,
+) -> tuple[CrossingRow, ...]:
+    """Rows for ``figures.crossing``: what one token sends over the link, and what a layer's weights would take.
+
+    Args:
+        header: the model's.
+        split: with layers on a device.
+        link_bytes_per_s: of the link, one way.
+        hop_ms: what each crossing costs besides its bytes.
+        claimed_ms: time per layer that someone claims; None leaves the row out.
+        measured_hop_ms: of the loopback device.
+    """
+    from labkit.figures.crossing import CrossingRow
+
+    def over(size: int) -> float:
+        return size / link_bytes_per_s * 1000
+
+    hidden = 4 * int(header.key("embedding_length", 0))
+    largest = max(sum(t.nbytes for t in header.tensors if layer_of(t.name) == i) for i in range(header.n_layer))
+    rows = [CrossingRow("each layer, someone says", claimed_ms, "claimed")] if claimed_ms is not None else []
+    rows += [
+        CrossingRow("one hop with starting work", over(hidden) + hop_ms, "predicted", hidden),
+        CrossingRow("of it, its bytes", over(hidden), "predicted", hidden),
+        CrossingRow(
+            f"all {split.hops} hops of a token",
+            over(split.hop_bytes) + split.hops * hop_ms,
+            "predicted",
+            split.hop_bytes,
+        ),
+    ]
+    if measured_hop_ms is not None:
+        rows.append(CrossingRow("one hop to the loopback device", measured_hop_ms, "measured", hidden))
+    rows.append(CrossingRow("a layer's weights, if they crossed", over(largest), "predicted", largest))
+    return tuple(rows)
