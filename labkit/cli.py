@@ -108,9 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("model", metavar="MODEL")
     plan.add_argument("--ram", metavar="SIZE", help="memory the process may use (default: what is available here now)")
     plan.add_argument("--vram", metavar="SIZE", help="memory of a device, as in 10GiB")
-    plan.add_argument(
-        "--gpu", metavar="NAME", help="a known device, as in rtx-3060-12gb; 'list' lists them"
-    )
+    plan.add_argument("--gpu", metavar="NAME", help="a known device, as in rtx-3060-12gb; 'list' lists them")
     plan.add_argument("--margin", metavar="SIZE", help="to leave free on the device (default 1GiB)")
     plan.add_argument("--load", dest="load_mode", metavar="MODE", help="auto, none, mmap, mlock, mmap+mlock or dio")
     _context(plan, "n_ctx (default 512)")
