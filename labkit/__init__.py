@@ -19,14 +19,19 @@ if TYPE_CHECKING:
     from labkit import blocks as blocks
     from labkit import budget as budget
     from labkit import claims as claims
+    from labkit import device as device
+    from labkit import devicecurves as devicecurves
     from labkit import engine as engine
     from labkit import figures as figures
     from labkit import ggml as ggml
+    from labkit import hardware as hardware
     from labkit import imatrix as imatrix
     from labkit import panels as panels
+    from labkit import planning as planning
     from labkit import predict as predict
     from labkit import probe as probe
     from labkit import shapes as shapes
+    from labkit import tuner as tuner
     from labkit.bandwidth import disk_bandwidth as disk_bandwidth
     from labkit.bandwidth import ram_bandwidth as ram_bandwidth
     from labkit.cachequality import cache_quality as cache_quality
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from labkit.mapping import MappedFile as MappedFile
     from labkit.models import find as find
     from labkit.models import suggested as suggested_models  # noqa: F401
+    from labkit.offloadsweep import offload_sweep as offload_sweep
     from labkit.quantplan import plan as plan
     from labkit.run import Run as Run
     from labkit.run import recorded as recorded_runs  # noqa: F401
@@ -74,6 +80,8 @@ _WHERE = {
     "check": "exercises",
     "claims": "claims",
     "compare": "checking:compare",
+    "device": "device",
+    "devicecurves": "devicecurves",
     "disk_bandwidth": "bandwidth:disk_bandwidth",
     "dry_runs": "dryrun:dry_runs",
     "engine": "engine",
@@ -83,11 +91,14 @@ _WHERE = {
     "fmt_bytes": "units:fmt_bytes",
     "fmt_ms": "units:fmt_ms",
     "ggml": "ggml",
+    "hardware": "hardware",
     "imatrix": "imatrix",
     "measure": "experiment:measure",
+    "offload_sweep": "offloadsweep:offload_sweep",
     "panels": "panels",
     "parse_bytes": "units:parse_bytes",
     "plan": "quantplan:plan",
+    "planning": "planning",
     "predict": "predict",
     "probe": "probe",
     "recorded_runs": "run:recorded",
@@ -98,6 +109,7 @@ _WHERE = {
     "slots": "cells.slots",
     "speed_at_depth": "depth:speed_at_depth",
     "suggested_models": "models:suggested",
+    "tuner": "tuner",
 }
 
 __all__ = [*_WHERE, "__version__", "forge", "machine", "quality", "quantize"]

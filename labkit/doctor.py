@@ -61,7 +61,7 @@ def examine() -> Doctor:
 def _labs(here: Machine, built: EngineInfo, problem: str | None, cap: caps.CapMethod) -> dict[str, LabCheck]:
     blocked = built.problem or problem
     if blocked:
-        return {lab: LabCheck(False, blocked) for lab in ("00", "01", "02", "03")}
+        return {lab: LabCheck(False, blocked) for lab in ("00", "01", "02", "03", "04")}
     large = (here.available_bytes or 0) >= 6 * GiB and here.profile == "full"
     size = "a forged 7B" if large else "smaller forged models, since memory is short"
     paging = (
@@ -70,11 +70,17 @@ def _labs(here: Machine, built: EngineInfo, problem: str | None, cap: caps.CapMe
         else f"no caps ({cap.reason}), so the cliff and the kill are recorded runs"
     )
     death = "a cache kills under a cap" if cap.how else f"no caps ({cap.reason}), so what a cap does is a recorded run"
+    offload = (
+        "live, with a second process as the device"
+        if built.rpc
+        else "recorded runs, since this build has no RPC backend (see Troubleshooting in README.md)"
+    )
     return {
         "00": LabCheck(True, f"live, with SmolLM2 and {size}."),
         "01": LabCheck(True, f"live, with SmolLM2 and {size}; {paging}."),
         "02": LabCheck(True, "live, with SmolLM2, which it quantizes to eight types."),
         "03": LabCheck(True, f"live, with SmolLM2 and dry runs of larger shapes; {death}."),
+        "04": LabCheck(True, f"{offload}."),
     }
 
 

@@ -212,7 +212,7 @@ def _advice(
     if chosen.done:
         return ()
     cost_of = {
-        "repack=False": "slower prompts on the CPU",
+        "repack=False": "prompts on the CPU take another time: measure it",
         "load_mode=mmap": "pages of the file can be dropped",
         "type_k=q8_0, type_v=q8_0": "slightly less exact, needs flash attention",
         f"n_ctx={base.n_ctx // 2}": "half the context",
