@@ -109,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--ram", metavar="SIZE", help="memory the process may use (default: what is available here now)")
     plan.add_argument("--vram", metavar="SIZE", help="memory of a device, as in 10GiB")
     plan.add_argument("--gpu", metavar="NAME", help="a known device, as in rtx-3060-12gb; 'list' lists them")
+    plan.add_argument(
+        "--verify",
+        action="store_true",
+        help="load it, and with one layer more, on this machine's GPU or a loopback device",
+    )
     plan.add_argument("--margin", metavar="SIZE", help="to leave free on the device (default 1GiB)")
     plan.add_argument("--load", dest="load_mode", metavar="MODE", help="auto, none, mmap, mlock, mmap+mlock or dio")
     _context(plan, "n_ctx (default 512)")
@@ -315,11 +320,42 @@ def _plan(args: argparse.Namespace) -> int:
         host_bytes_per_s=bandwidth,
         cpu_features=cpu_features(),
     )
+    values: dict[str, Any] = found.to_dict()
+    lines = [str(found)]
+    verified = True
+    if args.verify:
+        checked = _verify(args, found, settings)
+        verified = checked.right
+        runs = {"fits": checked.fits, "one_more": checked.one_more}
+        outcomes = {name: run and {"outcome": run.outcome, "reason": run.reason} for name, run in runs.items()}
+        values["verified"] = {"device": checked.device, "right": checked.right, **outcomes}
+        for name, run in runs.items():
+            if run is not None:
+                n = found.n_gpu_layers + (name == "one_more")
+                lines.append(f"{checked.device}, {n} layers: {run.outcome}{run.reason and f', {run.reason}'}")
     if args.json:
-        _print_json(found.to_dict())
+        _print_json(values)
     else:
-        print(found)
-    return OK if found.ok else NO
+        print("\n".join(lines))
+    return OK if found.ok and verified else NO
+
+
+def _verify(args: argparse.Namespace, found: Any, settings: Any) -> Any:
+    """The plan on a real GPU of this machine, or on a loopback device of the planned size."""
+    from labkit import engine, tuner
+    from labkit.settings import LOOPBACK
+
+    room = found.assumptions["vram_bytes"]
+    if not room:
+        raise ValueError("there is no device to verify: give --vram or --gpu.")
+    real = [device.name for device in engine.devices() if device.kind in ("GPU", "IGPU")]
+    return tuner.verify(
+        args.model,
+        tuner.Tuned(found.n_gpu_layers, found.n_cpu_moe, found.split, True, "", ()),
+        vram=room - (found.assumptions["device_margin_bytes"] or 0),
+        device=real[0] if real else LOOPBACK,
+        settings=settings,
+    )
 
 
 def _claims(args: argparse.Namespace) -> int:

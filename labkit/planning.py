@@ -100,7 +100,7 @@ class Plan:
         if self.decode_ms is not None:
             lines.append(f"at least {self.decode_ms:.1f} ms per token")
         lines += [f"- {a.change}: saves {fmt_bytes(a.saves_bytes)} ({a.cost}); then {a.then}" for a in self.advice]
-        return "\n".join([*lines, self.flags["llama.cpp"]])
+        return "\n".join([*lines, *(f"{name}: {text}" for name, text in self.flags.items())])
 
 
 def plan(

@@ -6,14 +6,19 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from labkit import gguf, models, predict
 from labkit.gguf import Header
 from labkit.predict.hparams import number
 from labkit.predict.offload import Split, offload
 from labkit.predict.placement import EXPERTS
-from labkit.settings import Settings
+from labkit.settings import LOOPBACK, Settings
 from labkit.units import GiB, fmt_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from labkit.progress import Progress
+    from labkit.run import Run
 
 MARGIN_BYTES = GiB
 """Left free by default for what no buffer shows, such as a driver's own memory: llama.cpp's --fit-target."""
@@ -124,6 +129,59 @@ def tune(
         )
     tried = tuple((choices[i][1 if experts_on_cpu else 0], size(i)) for i in sorted(splits))
     return Tuned(n_gpu_layers, n_cpu_moe, chosen, fitting and host_fits, reason, tried)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a device said: ``fits`` ran with the tuned number of layers, ``one_more`` with one more if there is one."""
+
+    device: str
+    fits: Run
+    one_more: Run | None
+
+    @property
+    def right(self) -> bool:
+        """The device holds what was tuned for it, and not one layer more."""
+        return self.fits.ok and (self.one_more is None or not self.one_more.ok)
+
+
+def verify(
+    model: str | Path,
+    tuned: Tuned,
+    *,
+    vram: int | str,
+    device: str = LOOPBACK,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> Verified:
+    """Load the model with the tuned number of layers, and with one more, and let the device decide.
+
+    The loopback device gets ``vram`` bytes. A real one has what it has, and its driver's own needs count there.
+
+    Args:
+        model: what was tuned; a header alone cannot be loaded.
+        tuned: with no experts kept on the host.
+        vram: the memory it was tuned for, less the margin.
+        device: a name, as ``labkit doctor`` lists them.
+        settings: those it was tuned for.
+        progress: called with the fraction done and a text.
+
+    Raises:
+        ValueError: experts were kept on the host, which ``measure`` cannot do.
+        SettingsError, GGUFError, ModelError, Interrupted: see ``measure``.
+    """
+    from labkit.experiment import measure  # here, so that tuning needs no llama.cpp
+
+    if tuned.n_cpu_moe:
+        raise ValueError("experts that stay on the host cannot be verified here: start llama.cpp with its -ncmoe.")
+    base = (settings or Settings()).to_dict() | {"devices": (device,), "n_threads": 1}
+    limit = {"device_memory": vram} if device == LOOPBACK else {}
+    runs = []
+    for n in (tuned.n_gpu_layers, tuned.n_gpu_layers + 1):
+        if n <= len(tuned.split.layers_on) + 1:
+            how: dict[str, Any] = base | limit | {"n_gpu_layers": n}
+            runs.append(measure(model, tokens=1, progress=progress, **how))
+    return Verified(device, runs[0], runs[1] if len(runs) > 1 else None)
 
 
 def experts_regex(n_cpu_moe: int) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from small import small
 
-from labkit import caps, cli, dryrun, engine, experiment, shapes
+from labkit import caps, cli, device, dryrun, engine, experiment, shapes
 from labkit.forge import forge, header_bytes
 from labkit.gguf import read_header
 from labkit.machine import machine
@@ -240,6 +240,14 @@ def test_plan_for_this_machine_uses_what_is_available(labkit: Command) -> None:
     values = data(labkit("plan", "smollm2", "--json"))
     assert values["verdict"] == "fits" and values["device"] is None and values["decode_ms"] > 0
     assert 0 < values["assumptions"]["ram_bytes"] <= (machine().ram_bytes or 0)
+
+
+@pytest.mark.skipif(bool(device.problem()), reason=str(device.problem()))
+def test_plan_lets_the_device_decide(labkit: Command) -> None:
+    command = ["plan", "llama-3.2-1b:Q4_K_M", "--vram", "600MiB", "--margin", "0", "--ctx", "512", "--verify"]
+    seen = data(labkit(*command, "--json"))["verified"]
+    assert seen["right"] and seen["fits"]["outcome"] == "ok" and "has no room" in seen["one_more"]["reason"]
+    assert said(labkit("plan", "smollm2", "--verify")) == "there is no device to verify: give --vram or --gpu."
 
 
 def test_plan_lists_devices_and_knows_their_memory(labkit: Command) -> None:

@@ -128,4 +128,6 @@ def test_in_words(tmp_path: Path) -> None:
     text = str(plan(path, ram="1GiB", vram="1GiB", margin="200MiB"))
     assert text.splitlines()[0].startswith("fits: ") and "n_gpu_layers" in text and str(path) in text
     alone = str(plan(path, ram="4GiB"))
-    assert "device" not in alone and "n_gpu_layers" not in alone
+    assert not any(line.startswith(("device", "n_gpu_layers")) for line in alone.splitlines())
+    for program in ("llama.cpp", "llama-cpp-python", "lmstudio", "ollama"):
+        assert f"\n{program}: " in alone

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small import small, write
+from test_run import RUN
 
 from labkit import experiment, predict
 from labkit.device import problem
 from labkit.forge import header_bytes
 from labkit.gguf import Header, read_header
 from labkit.predict.offload import offload
+from labkit.run import Run
 from labkit.settings import Settings
-from labkit.tuner import MARGIN_BYTES, experts_regex, tune
+from labkit.tuner import MARGIN_BYTES, experts_regex, tune, verify
 from labkit.units import GiB, MiB
 
 
@@ -125,16 +128,30 @@ def test_a_device_with_so_much_memory_takes_these_layers_and_no_more(tmp_path: P
     tuned = tune(header, vram=vram, margin=0, settings=settings)
     assert tuned.n_gpu_layers == 9
 
-    def load(n: int) -> experiment.Run:
-        return experiment.measure(
-            tmp_path / "x.gguf",
-            tokens=1,
-            devices=("loopback",),
-            device_memory=vram,
-            n_gpu_layers=n,
-            n_ctx=4096,
-            n_threads=1,
-        )
+    seen = verify(tmp_path / "x.gguf", tuned, vram=vram, settings=settings)
+    assert seen.right and seen.fits.ok and seen.fits.settings.n_gpu_layers == 9
+    assert seen.one_more is not None and seen.one_more.settings.n_gpu_layers == 10
+    assert "has no room for a buffer" in seen.one_more.reason
+    too_much = verify(tmp_path / "x.gguf", replace(tuned, n_gpu_layers=12), vram=vram, settings=settings)
+    assert not too_much.right and not too_much.fits.ok
 
-    assert load(9).outcome == "ok"
-    assert load(10).outcome != "ok"
+
+def test_there_is_no_layer_more_than_all() -> None:
+    tuned = tune(of("llama-3.2-1b"), vram=8 * GiB)
+    asked: list[int] = []
+
+    def measure(model: object, **how: Any) -> Run:
+        asked.append(how["n_gpu_layers"])
+        assert how["device_memory"] == 7 * GiB and how["devices"] == ("loopback",)
+        return RUN
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "measure", measure)
+        seen = verify("llama-3.2-1b:Q4_K_M", tuned, vram=7 * GiB)
+    assert asked == [17] and seen.one_more is None and seen.right
+
+
+def test_experts_on_the_host_cannot_be_verified() -> None:
+    tuned = tune(of("qwen3-30b-a3b"), vram=12 * GiB, experts_on_cpu=True)
+    with pytest.raises(ValueError, match="experts that stay on the host cannot be verified here"):
+        verify("qwen3-30b-a3b:Q4_K_M", tuned, vram=11 * GiB)
