@@ -106,7 +106,7 @@ def check_function(
     right: Callable[..., Any],
     cases: tuple[tuple[Any, ...], ...],
     slips: Mapping[str, Callable[..., Any]],
-    same: Callable[[Any, Any], bool] = lambda mine, theirs: bool(mine == theirs),
+    same: Callable[[Any, Any], bool] = lambda mine, theirs: _is_number(mine) and bool(mine == theirs),
     show: Callable[[Any], str] = repr,
 ) -> Verdict:
     if answer is None or answer is ...:

@@ -98,6 +98,11 @@ def test_pages_names_the_slip(wrong: Callable[..., Any], said: str) -> None:
     assert verdict.state == "wrong" and said in verdict.text
 
 
+def test_an_array_where_a_number_is_asked_for_is_wrong() -> None:
+    verdict = checking.check_function(lambda x: np.array([1, 2]), right=lambda x: 3, cases=((1,),), slips={})
+    assert verdict.state == "wrong" and "expected 3" in verdict.text
+
+
 def test_a_function_that_returns_nothing_is_not_attempted() -> None:
     assert exercises.pages(lambda offset, nbytes: None).state == "not attempted"
     assert exercises.pages(lambda offset, nbytes: ...).state == "not attempted"

@@ -179,3 +179,26 @@ def test_earlier_points_are_shown_at_once_and_kept_apart_by_their_cache(monkeypa
     run(panel)
     assert isinstance(panel.points[-1], OffloadPoint) and panel.points[-1].n_gpu_layers == 3
     assert panel.points[-1].predicted_ms is None
+
+
+def test_a_tuner_that_cannot_answer_hides_its_picture() -> None:
+    panel = panels.Tuner()
+    panel.vram.value = 0.5
+    assert "leaves nothing of 512 MiB" in panel.text.value and panel.image.layout.visibility == "hidden"
+    panel.vram.value = 12
+    assert panel.image.layout.visibility == "visible" and "leaves nothing" not in panel.text.value
+
+
+def test_one_change_is_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[object] = []
+    real = figures.png
+    monkeypatch.setattr(figures, "png", lambda fig: drawn.append(fig) or real(fig))
+    panel = panels.Offload()
+    for change in (
+        lambda: setattr(panel.layers, "value", 3),
+        lambda: setattr(panel.model, "value", panel.model.options[1]),
+    ):
+        drawn.clear()
+        change()
+        assert len(drawn) == 1
+    assert panel.layers.value == 0

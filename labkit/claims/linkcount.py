@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import threading
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from labkit.device import DeviceError, Loopback
 from labkit.settings import Settings
 
 _CHUNK_BYTES = 1 << 20
+TIMEOUT_S = 60.0  # between two events of a child that loads and runs a small model
 
 
 class LinkError(RuntimeError):
@@ -56,7 +58,8 @@ class Relay:
             one.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
+        # Closed when the device is gone, or the kernel would go on accepting connections that nobody answers.
+        with contextlib.suppress(OSError), self._server:
             while True:
                 client, _ = self._server.accept()
                 there = socket.create_connection(self._target)
@@ -96,7 +99,7 @@ def crossed(path: Path, settings: Settings, *, tokens: int) -> Crossed:
             job["device"] = {"endpoint": relay.endpoint, "pid": device.pid}
             with Child(job) as child:
                 began = ended = None
-                while event := child.events.get():
+                while event := child.events.get(timeout=TIMEOUT_S):
                     if event.get("phase") == "decode" and event["event"] == "begin":
                         began = relay.n_bytes
                     elif event.get("phase") == "decode" and event["event"] == "end":
@@ -107,5 +110,7 @@ def crossed(path: Path, settings: Settings, *, tokens: int) -> Crossed:
                     child.wait()
                     raise LinkError(f"the engine ended before it had generated: {child.last_words() or 'silently'}.")
                 return Crossed(tokens, ended - began)
+    except queue.Empty:
+        raise LinkError(f"the engine did not answer within {TIMEOUT_S:.0f} s.") from None
     except (DeviceError, OSError) as error:
         raise LinkError(str(error)) from None

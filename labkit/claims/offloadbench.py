@@ -92,7 +92,8 @@ class OffloadFigures:
             Unsettled: a run failed here.
         """
         for runs in (self._runs, [] if self.device_name else self._recorded):
-            for model in dict.fromkeys(run.model.name for run in runs if run.settings.devices):
+            # Of a file of the learner's own, only its name is known.
+            for model in dict.fromkeys(run.model.name for run in runs if run.settings.devices and run.model.forged):
                 found = [self._of_kind(kind, runs, model) for kind in kinds]
                 if None not in found:
                     self.used += [run for run in found if run is not None]

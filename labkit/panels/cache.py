@@ -18,7 +18,7 @@ from labkit.cachequality import CacheQuality as Measured
 from labkit.cachequality import cache_quality
 from labkit.cells import slots, trace
 from labkit.forge import header_bytes
-from labkit.panels.parts import WIDE, Runner, image, say
+from labkit.panels.parts import WIDE, Runner, draw, image, refuse, say, set_range
 from labkit.progress import Progress
 from labkit.settings import CACHE_TYPES, Settings, SettingsError
 from labkit.units import GiB, fmt_bytes
@@ -95,20 +95,13 @@ class ContextCost:
             )
             predict.check(header, chosen)
         except SettingsError as error:
-            self.image.layout.visibility = "hidden"  # it would show other settings
-            self.text.value = say(str(error))
+            refuse(self.image, self.text, error)
             return
-        self.image.layout.visibility = "visible"
         # The axis depends on the model and the machine alone: what the other controls change must not change it too.
         top = 1 << math.ceil(math.log2(1.6 * max(limit, header.tensor_bytes)))
-        self.image.value = figures.png(
-            figures.context_budget(
-                context_curve(header, chosen, limit_bytes=limit),
-                limit_bytes=limit,
-                selected=chosen.n_ctx,
-                top_bytes=top,
-            )
-        )
+        curve = context_curve(header, chosen, limit_bytes=limit)
+        shown = figures.context_budget(curve, limit_bytes=limit, selected=chosen.n_ctx, top_bytes=top)
+        draw(self.image, figures.png(shown))
         self.text.value = "".join(say(line) for line in self._lines(header, chosen, limit))
 
     def _lines(self, header: gguf.Header, chosen: Settings, limit: int) -> list[str]:
@@ -183,7 +176,7 @@ class SlotMap:
         self.image = image()
         self.text = widgets.HTML(say("Run a trace to see its cells."))
         self.runner = Runner("Run the trace", self._run)
-        self.step.observe(lambda change: self._draw(), names="value")
+        self.step.observe(self._stepped, names="value")
         if self.snapshots:
             self._show()
         controls = widgets.HBox([self.trace, self.n_ctx, self.unified])
@@ -205,8 +198,11 @@ class SlotMap:
 
     def _show(self) -> None:
         """Fit the slider to the trace, at its last step."""
-        self.step.max = len(self.snapshots) - 1
-        self.step.value = self.step.max
+        last = len(self.snapshots) - 1
+        set_range(self.step, most=last, value=last, seen_by=self._stepped)
+        self._draw()
+
+    def _stepped(self, change: Any) -> None:
         self._draw()
 
     def _draw(self) -> None:

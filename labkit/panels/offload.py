@@ -12,7 +12,7 @@ import ipywidgets as widgets
 from labkit import figures, gguf, hardware, predict
 from labkit.devicecurves import Named, speeds_of
 from labkit.forge import header_bytes
-from labkit.panels.parts import WIDE, image, say
+from labkit.panels.parts import WIDE, draw, image, refuse, say, set_range
 from labkit.predict import Speeds, Split
 from labkit.settings import Settings, SettingsError
 from labkit.units import GiB, fmt_bytes, fmt_ms, parse_bytes
@@ -107,8 +107,9 @@ class Offload:
         self.image = image()
         self.text = widgets.HTML("")
         self.model.observe(lambda change: self._resize(), names="value")
-        for control in (self.device, self.n_ctx, self.cache, self.layers, self.kqv):
+        for control in (self.device, self.n_ctx, self.cache, self.kqv):
             control.observe(lambda change: self._draw(), names="value")
+        self.layers.observe(self._layers_moved, names="value")
         self._draw()
         rows = [[self.model, self.device], [self.layers, self.kqv], [self.n_ctx, self.cache]]
         self.view = widgets.VBox([*(widgets.HBox(row) for row in rows), self.image, self.text])
@@ -120,9 +121,12 @@ class Offload:
     def _every(self) -> int:
         return header(self.model.value).n_layer + 1
 
+    def _layers_moved(self, change: Any) -> None:
+        self._draw()
+
     def _resize(self) -> None:
         """Fit the slider to the model, with nothing left."""
-        self.layers.max, self.layers.value = self._every, 0
+        set_range(self.layers, most=self._every, value=0, seen_by=self._layers_moved)
         self._draw()
 
     def _draw(self) -> None:
@@ -139,7 +143,7 @@ class Offload:
         try:
             predict.check(known, chosen)
         except SettingsError as error:
-            self.text.value = say(str(error))
+            refuse(self.image, self.text, error)
             return
         discrete = device.kind == "discrete"
         split = predict.offload(known, chosen, pinned_host=True)
@@ -152,7 +156,7 @@ class Offload:
             ram_bytes=self._ram if discrete else None,
             top_bytes=int(1.15 * most_bytes(self.model.value)),
         )
-        self.image.value = figures.png(shown)
+        draw(self.image, figures.png(shown))
         speeds = speeds_of(device, host_bytes_per_s=self._host)
         self.text.value = "".join(say(line) for line in self._lines(split, room, speeds, ram))
 

@@ -25,6 +25,23 @@ def say(text: str) -> str:
     return f'<p style="margin:2px 0">{html.escape(text)}</p>'
 
 
+def draw(picture: widgets.Image, png: bytes) -> None:
+    """Show a picture."""
+    picture.value, picture.layout.visibility = png, "visible"
+
+
+def refuse(picture: widgets.Image, text: widgets.HTML, error: Exception) -> None:
+    """Say what is wrong, and hide the picture, which shows other settings."""
+    picture.layout.visibility, text.value = "hidden", say(str(error))
+
+
+def set_range(slider: Any, *, most: int, value: int, seen_by: Callable[[Any], None]) -> None:
+    """Change a slider's end and value without its observer, which would draw once for each."""
+    slider.unobserve(seen_by, names="value")
+    slider.max, slider.value = most, value
+    slider.observe(seen_by, names="value")
+
+
 class Runner:
     """A Run button, a Stop button and a bar around one measurement at a time."""
 

@@ -13,7 +13,7 @@ import ipywidgets as widgets
 from labkit import figures, predict
 from labkit.flags import flags
 from labkit.panels.offload import CACHES, CONTEXTS, MODELS, header, most_bytes, wide
-from labkit.panels.parts import WIDE, image, say
+from labkit.panels.parts import WIDE, draw, image, refuse, say
 from labkit.predict import Split
 from labkit.settings import Settings
 from labkit.tuner import experts_regex, tune
@@ -93,17 +93,16 @@ class Tuner:
                 pinned_host=True,
             )
         except ValueError as error:
-            self.text.value = say(str(error))
+            refuse(self.image, self.text, error)
             return
-        self.image.value = figures.png(
-            figures.tuner_search(
-                tuned,
-                vram_bytes=vram,
-                margin_bytes=self.margin.value,
-                splits=_splits(model, chosen, experts),
-                top_bytes=int(1.25 * most_bytes(model)),
-            )
+        shown = figures.tuner_search(
+            tuned,
+            vram_bytes=vram,
+            margin_bytes=self.margin.value,
+            splits=_splits(model, chosen, experts),
+            top_bytes=int(1.25 * most_bytes(model)),
         )
+        draw(self.image, figures.png(shown))
         start = flags(
             f"{model.replace(':', '-')}.gguf",
             replace(chosen, n_gpu_layers=tuned.n_gpu_layers),
