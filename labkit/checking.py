@@ -49,13 +49,16 @@ def compare(
     if predicted is None or predicted is ...:
         return f"{alone} You made no prediction; set one above and run this again."
     if isinstance(found, str):
-        if predicted not in choices:
+        word = predicted.strip().lower() if isinstance(predicted, str) else ""
+        if word not in (choice.lower() for choice in choices):
             return f"{alone} {predicted!r} is not among {', '.join(map(repr, choices))}: choose one of these."
-        return f"You predicted {predicted!r}, {how} {said}: {'right' if predicted == found else 'not so'}."
+        return f"You predicted {predicted!r}, {how} {said}: {'right' if word == found.lower() else 'not so'}."
     if not _is_number(predicted):
         return f"{alone} Your prediction is {predicted!r}; write a number."
     if predicted < 0:
         return f"{alone} A prediction must not be below 0."
+    if predicted == found:
+        return f"You predicted {_say(predicted, unit)}, {how} {said}: right."
     off = times(predicted, found) if predicted > 0 and found > 0 else _say(abs(predicted - found), unit)
     return f"You predicted {_say(predicted, unit)}, {how} {said}: off by {off}."
 

@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--record", metavar="FILE", help="also save the run, labelled with machine, date and command")
 
     plan = add("plan", _plan, "Say whether a model fits here or on another machine, and with which flags.", data)
-    plan.add_argument("model", metavar="MODEL")
+    plan.add_argument("model", metavar="MODEL", nargs="?")
     plan.add_argument("--ram", metavar="SIZE", help="memory the process may use (default: what is available here now)")
     plan.add_argument("--vram", metavar="SIZE", help="memory of a device, as in 10GiB")
     plan.add_argument("--gpu", metavar="NAME", help="a known device, as in rtx-3060-12gb; 'list' lists them")
@@ -302,6 +302,12 @@ def _plan(args: argparse.Namespace) -> int:
         known = {name: hardware.get(name).title for name in hardware.names()}
         _print_json(known) if args.json else print("\n".join(f"{name:26} {title}" for name, title in known.items()))
         return OK
+    if args.model is None:
+        raise ValueError("name a model, as in llama-2-13b:Q4_K_M.")
+    for name in ("ram", "vram", "margin"):
+        size = getattr(args, name)
+        if size and size.isdecimal() and int(size) < 1 << 20 and int(size):
+            raise ValueError(f"--{name} {size} would be {size} bytes: write a unit, as in {size}GiB.")
     chosen = {name: value for name in ("load_mode", *_CONTEXT) if (value := getattr(args, name)) is not None}
     settings = Settings.of(chosen | _cache_types(args.kv))
     here = machine()

@@ -98,6 +98,8 @@ def test_wrong_usage_is_status_2(argv: list[str], labkit: Command) -> None:
         (["inspect", "llama-2-13b:Q4_K_M", "--ctx", "10000000"], "n_ctx is 10,000,000: this model was trained for"),
         (["inspect", "llama-2-13b:Q4_K_M", "--ctx", "-1"], "n_ctx is -1: it must be between 1 and"),
         (["inspect", "deepseek-v2-lite:Q4_K_M", "--ctx", "512", "--kv", "q8_0/f16"], "type_k is q8_0 and type_v f16"),
+        (["plan"], "name a model, as in llama-2-13b:Q4_K_M."),
+        (["plan", "smollm2", "--vram", "10"], "--vram 10 would be 10 bytes: write a unit, as in 10GiB."),
         (["plan", "smollm2", "--ram", "much"], "'much' is not a size: write a number and a unit"),
         (["plan", "smollm2", "--vram", "100MiB"], "a margin of 1.00 GiB leaves nothing of 100 MiB"),
         (["plan", "smollm2", "--gpu", "nothing"], "There is no device 'nothing'"),
@@ -251,7 +253,7 @@ def test_plan_lets_the_device_decide(labkit: Command) -> None:
 
 
 def test_plan_lists_devices_and_knows_their_memory(labkit: Command) -> None:
-    known = data(labkit("plan", "smollm2", "--gpu", "list", "--json"))
+    known = data(labkit("plan", "--gpu", "list", "--json"))
     assert len(known) >= 20 and "rtx-3060-12gb" in known
     values = data(labkit("plan", "llama-2-13b:Q4_K_M", "--gpu", "rtx-3060-12gb", "--ram", "16GiB", "--json"))
     assert values["n_gpu_layers"] == 41 and values["assumptions"]["vram_bytes"] == 12 * 2**30

@@ -113,7 +113,7 @@ def test_a_function_that_returns_nothing_is_not_attempted() -> None:
     [
         (40.0, 128.0, "ms", "You predicted 40.0 ms, measured 128 ms: off by 3.2×."),
         (128, 40, "ms", "You predicted 128 ms, measured 40.0 ms: off by 3.2×."),
-        (3 * GiB, 3 * GiB, "bytes", "You predicted 3.00 GiB, measured 3.00 GiB: off by 1.00×."),
+        (3 * GiB, 3 * GiB, "bytes", "You predicted 3.00 GiB, measured 3.00 GiB: right."),
         (None, 3.0, "ms", "Measured: 3.00 ms. You made no prediction; set one above and run this again."),
         (None, None, "ms", "Nothing was measured, so there is nothing to compare."),
         (0, 3.0, "ms", "You predicted 0.00 ms, measured 3.00 ms: off by 3.00 ms."),
@@ -136,6 +136,7 @@ def test_compare(predicted: float | None, measured: float | None, unit: str, sai
         (None, "Measured: 'V'. You made no prediction; set one above and run this again."),
         ("V", "You predicted 'V', measured 'V': right."),
         ("K", "You predicted 'K', measured 'V': not so."),
+        ("v ", "You predicted 'v ', measured 'V': right."),
         ("both", "Measured: 'V'. 'both' is not among 'K', 'V': choose one of these."),
         (3, "Measured: 'V'. 3 is not among 'K', 'V': choose one of these."),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit import figures, gguf, hardware, predict
-from labkit.devicecurves import Named, speeds_of
+from labkit.devicecurves import Named, room_of, speeds_of
 from labkit.forge import header_bytes
 from labkit.panels.parts import WIDE, draw, image, refuse, say, set_range
 from labkit.predict import Speeds, Split
@@ -147,7 +147,7 @@ class Offload:
             return
         discrete = device.kind == "discrete"
         split = predict.offload(known, chosen, pinned_host=True)
-        room = device.gpu_bytes(ram)
+        room = room_of(device, ram_bytes=ram)
         # The axis depends on the model alone: what the other controls change must not change it too.
         shown = figures.offload_plan(
             split,
@@ -164,7 +164,8 @@ class Offload:
         device, host = split.devices[0].total_bytes, split.host.total_bytes
         both = f"host {_parts(split.host)}; device {_parts(split.devices[0])}"
         side = "less" if device <= room else "more"
-        free = f"{fmt_bytes(abs(room - device))} {side} than the device's {fmt_bytes(room)}"
+        spared = " (1 GiB left free)" if ram is None else ""
+        free = f"{fmt_bytes(abs(room - device))} {side} than the device's {fmt_bytes(room)}{spared}"
         # Shared memory holds both sides.
         needed, have = (host, self._ram) if ram is None else (host + device, ram)
         whose = "The host's side takes" if ram is None else "Both sides together take"

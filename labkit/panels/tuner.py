@@ -81,7 +81,8 @@ class Tuner:
     def _draw(self) -> None:
         model, known = self.model.value, header(self.model.value)
         chosen = Settings(n_ctx=self.n_ctx.value, type_k=self.cache.value, type_v=self.cache.value)
-        vram, experts = int(self.vram.value * GiB), self.experts.value
+        self.experts.disabled = not known.key("expert_count")
+        vram, experts = int(self.vram.value * GiB), self.experts.value and not self.experts.disabled
         try:
             predict.check(known, chosen)
             tuned = tune(
