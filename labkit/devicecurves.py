@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING
 from labkit import hardware
 from labkit.gguf import Header
 from labkit.hardware import Hardware
-from labkit.planning import HOP_MS
 from labkit.predict.offload import Split, offload
-from labkit.predict.offload_speed import Speeds, offload_ms
+from labkit.predict.offload_speed import HOP_MS, offload_ms
+from labkit.predict.offload_speed import speeds_of as speeds_of
 from labkit.settings import Settings
 from labkit.tensortypes import layer_of
 from labkit.tuner import MARGIN_BYTES
@@ -24,14 +23,6 @@ if TYPE_CHECKING:
 
 Named = str | tuple[str, str]
 """A device's name, or its name and the RAM it is sold with: ``("apple-m2", "16GiB")``."""
-
-
-def speeds_of(device: Hardware, *, host_bytes_per_s: float) -> Speeds:
-    """Full bandwidth of both sides and the link; a device that shares the host's memory has nothing to cross."""
-    here = float(device.bandwidth_bytes_per_s)
-    if device.kind == "discrete":
-        return Speeds(host_bytes_per_s, here, float(device.link_bytes_per_s or math.inf), HOP_MS)
-    return Speeds(here, here)
 
 
 def room_of(device: Hardware, *, ram_bytes: int | None = None, margin_bytes: int = MARGIN_BYTES) -> int:

@@ -52,6 +52,7 @@ def choose(
     vram: int | None,
     margin: int,
     shared: bool,
+    maps: bool,
     cpu_features: frozenset[str],
     pinned_host: bool,
 ) -> Choice:
@@ -67,6 +68,7 @@ def choose(
         vram: bytes of the device; None: there is none.
         margin: bytes to leave free there.
         shared: the device's memory is the host's.
+        maps: see ``host_ram``.
         cpu_features: see ``predict.memory``.
         pinned_host: see ``offload``.
     """
@@ -94,14 +96,8 @@ def choose(
                 best = other
         split, n_gpu_layers, n_cpu_moe = best.split, best.n_gpu_layers, best.n_cpu_moe
         on_device = f"; on the device, {best.reason}"
-    device = split.devices[0]
-    pinned = split.host.pinned_bytes + predict.PYTHON_ANON_BYTES
-    mapped = split.host.mapped_bytes
-    if settings.load_mode == "mmap+mlock":
-        pinned, mapped = pinned + mapped, 0
-    if shared and n_gpu_layers:  # the device's weights are pages of the same file, its buffers are the host's memory
-        pinned += device.pinned_bytes - device.weights_bytes
-        mapped = header.tensor_bytes
+    pinned, mapped = host_ram(header, settings, split, shared=shared, maps=maps)
+    pinned += predict.PYTHON_ANON_BYTES
     have = f"{fmt_bytes(ram)} may be used"
     if pinned > ram:
         verdict, why = KILLED, f"{fmt_bytes(pinned)} of RAM are needed that the kernel cannot take back, and {have}"
@@ -111,3 +107,24 @@ def choose(
     else:
         verdict, why = FITS, f"{fmt_bytes(pinned + mapped)} of RAM are needed, and {have}"
     return Choice(verdict, why + (on_device or "."), split, n_gpu_layers, n_cpu_moe, pinned + mapped, vram)
+
+
+def host_ram(header: Header, settings: Settings, split: Split, *, shared: bool, maps: bool) -> tuple[int, int]:
+    """Bytes of the host's memory: those that the kernel cannot take back, and pages of the file.
+
+    Args:
+        header: the model's.
+        settings: how it is run.
+        split: of it.
+        shared: the device's memory is the host's.
+        maps: the device works on pages of the mapped file, as Metal does (ggml's ``buffer_from_host_ptr``); CUDA,
+            Vulkan and SYCL copy weights into buffers of their own, in shared memory too.
+    """
+    pinned, mapped = split.host.pinned_bytes, split.host.mapped_bytes
+    if shared and split.n_gpu_layers:
+        pinned += sum(side.pinned_bytes for side in split.devices)
+        if maps and settings.load_mode in ("auto", "mmap", "mmap+mlock"):
+            # Both sides' weights are the same pages, those of a tied embedding too.
+            pinned -= sum(side.weights_bytes for side in split.devices)
+            mapped = header.tensor_bytes
+    return (pinned + mapped, 0) if settings.load_mode == "mmap+mlock" else (pinned, mapped)

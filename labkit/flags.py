@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from labkit.settings import CACHE_TYPES, Settings
@@ -23,7 +23,8 @@ def flags(
     """How to start a model this way in each program.
 
     What equals a program's default is left out, but for the number of layers and the context, which are always said.
-    What a program cannot be told is named after a ``#``.
+    What a program cannot be told is named after a ``#``, in llama.cpp's words. ``devices`` and ``n_outputs_max`` are
+    left out everywhere.
 
     Args:
         model: the file.
@@ -41,36 +42,44 @@ def flags(
     extra += [f"-ot {shlex.quote(f'{pattern}=CPU')}" for pattern in on_cpu]
     if shares:
         extra.append("-ts " + ",".join(f"{share:g}" for share in shares))
+    # Where experts cannot be kept on the host, so many layers would not fit; the number alone would mislead.
+    told = [
+        f"{option} (without it, so many layers do not fit)" * option.startswith("-ncmoe") or option for option in extra
+    ]
     return {
         "llama.cpp": _llama_cpp(model, settings, gone, extra),
-        "llama-cpp-python": _llama_cpp_python(model, settings, gone, extra),
-        "lmstudio": _lmstudio(settings, gone, n_layer, bool(n_cpu_moe), extra),
-        "ollama": _ollama(model, settings, gone, extra),
+        "llama-cpp-python": _llama_cpp_python(model, settings, gone, told),
+        "lmstudio": _lmstudio(settings, gone, n_layer, n_cpu_moe, extra),
+        "ollama": _ollama(model, settings, gone, told),
     }
+
+
+def _options(settings: Settings) -> dict[str, str]:
+    """What differs from llama.cpp's defaults, by field, as options of llama-server (common/arg.cpp)."""
+    valued = {
+        "n_seq_max": "-np",
+        "n_batch": "-b",
+        "n_ubatch": "-ub",
+        "type_k": "-ctk",
+        "type_v": "-ctv",
+        "flash_attn": "-fa",
+        "load_mode": "-lm",
+        "n_threads": "-t",
+    }
+    switches = {"repack": "--no-repack", "offload_kqv": "-nkvo", "kv_unified": "-kvu", "swa_full": "--swa-full"}
+    default = Settings()
+    changed = {name for name in (*valued, *switches) if getattr(settings, name) != getattr(default, name)}
+    if settings.load_mode == "auto":  # llama.cpp's own default, which maps where the device supports it
+        changed.discard("load_mode")
+    found = {name: f"{option} {getattr(settings, name)}" for name, option in valued.items()} | switches
+    return {name: option for name, option in found.items() if name in changed}
 
 
 def _llama_cpp(model: str | Path, settings: Settings, gone: int, extra: Sequence[str]) -> str:
-    """Options of llama-server (common/arg.cpp). Without ``-np`` it makes several slots."""
+    """Options of llama-server. Without ``-np`` it makes several slots."""
     words = ["llama-server", "-m", shlex.quote(str(model)), f"-ngl {gone}", f"-c {settings.n_ctx}"]
-    words.append(f"-np {settings.n_seq_max}")
-    default = Settings()
-    for option, name in (("-b", "n_batch"), ("-ub", "n_ubatch"), ("-ctk", "type_k"), ("-ctv", "type_v")):
-        if getattr(settings, name) != getattr(default, name):
-            words.append(f"{option} {getattr(settings, name)}")
-    if settings.flash_attn != "auto":
-        words.append(f"-fa {settings.flash_attn}")
-    if settings.load_mode not in ("auto", "mmap"):  # the default, auto, maps where the device supports it
-        words.append(f"-lm {settings.load_mode}")
-    if settings.n_threads:
-        words.append(f"-t {settings.n_threads}")
-    switches = {
-        "--no-repack": not settings.repack,
-        "-nkvo": not settings.offload_kqv,
-        "-kvu": settings.kv_unified,
-        "--swa-full": settings.swa_full,
-    }
-    words += [switch for switch, wanted in switches.items() if wanted]
-    return " ".join([*words, *extra])
+    options = {"n_seq_max": f"-np {settings.n_seq_max}"} | _options(settings)
+    return " ".join([*words, *options.values(), *extra])
 
 
 def _llama_cpp_python(model: str | Path, settings: Settings, gone: int, extra: Sequence[str]) -> str:
@@ -94,19 +103,17 @@ def _llama_cpp_python(model: str | Path, settings: Settings, gone: int, extra: S
         arguments.append("use_mlock=True")
     if settings.n_threads:
         arguments.append(f"n_threads={settings.n_threads}")
-    missing = [*extra]
-    missing += ["--no-repack"] if not settings.repack else []
-    missing += [f"-np {settings.n_seq_max}"] if settings.n_seq_max > 1 else []
-    missing += ["-lm dio"] if settings.load_mode == "dio" else []
-    return f"Llama({', '.join(arguments)})" + _cannot(missing)
+    untold = {"n_seq_max", "kv_unified", "repack"}
+    if settings.load_mode == "dio":
+        untold.add("load_mode")
+    return f"Llama({', '.join(arguments)})" + _cannot(settings, untold, extra)
 
 
-def _lmstudio(settings: Settings, gone: int, n_layer: int, experts: bool, extra: Sequence[str]) -> str:
+def _lmstudio(settings: Settings, gone: int, n_layer: int, n_cpu_moe: int, extra: Sequence[str]) -> str:
     """Settings of a model in LM Studio's load dialogue; ``lms load`` knows the first two."""
     offload = "max" if gone > n_layer else str(gone)
     lines = [f"Context Length: {settings.n_ctx}", f"GPU Offload: {offload}"]
-    if settings.flash_attn != "off":
-        lines.append("Flash Attention: on")
+    lines.append(f"Flash Attention: {'off' if settings.flash_attn == 'off' else 'on'}")
     for half, cache_type in (("K", settings.type_k), ("V", settings.type_v)):
         if cache_type != "f16":
             lines.append(f"{half} Cache Quantization Type: {cache_type}")
@@ -115,11 +122,18 @@ def _lmstudio(settings: Settings, gone: int, n_layer: int, experts: bool, extra:
     if settings.load_mode in ("none", "mlock", "dio"):
         lines.append("Try mmap(): off")
     lines.append(f"Keep Model in Memory: {'on' if 'mlock' in settings.load_mode else 'off'}")
-    if experts:
-        lines.append("Force Model Expert Weights onto CPU: on")
-    missing = [option for option in extra if not (experts and option.startswith("-ncmoe"))]
-    missing += ["--no-repack"] if not settings.repack else []
-    return "; ".join(lines) + _cannot(missing)
+    lines.append(f"Max Concurrent Predictions: {settings.n_seq_max}")  # it is 4 unless told
+    if settings.n_batch != Settings().n_batch:
+        lines.append(f"Evaluation Batch Size: {settings.n_batch}")
+    if settings.n_threads:
+        lines.append(f"CPU Threads: {settings.n_threads}")
+    if n_cpu_moe:  # a number of layers since LM Studio 0.4; before, all experts or none
+        lines.append(f"Number of layers for which to force MoE layers into CPU: {n_cpu_moe}")
+    untold = {"n_ubatch", "kv_unified", "swa_full", "repack"}
+    if settings.load_mode == "dio":
+        untold.add("load_mode")
+    extra = [option for option in extra if not option.startswith("-ncmoe")]
+    return "; ".join(lines) + _cannot(settings, untold, extra)
 
 
 def _ollama(model: str | Path, settings: Settings, gone: int, extra: Sequence[str]) -> str:
@@ -131,23 +145,20 @@ def _ollama(model: str | Path, settings: Settings, gone: int, extra: Sequence[st
         lines.append(f"PARAMETER num_thread {settings.n_threads}")
     if settings.load_mode in ("none", "mlock", "dio"):
         lines.append("PARAMETER use_mmap false")
-    missing = list(extra)
-    environment = []
-    if settings.flash_attn != "off":
-        environment.append("OLLAMA_FLASH_ATTENTION=1")
-    if {settings.type_k, settings.type_v} != {"f16"}:
-        if settings.type_k == settings.type_v and settings.type_k in OLLAMA_CACHE_TYPES:
-            environment.append(f"OLLAMA_KV_CACHE_TYPE={settings.type_k}")
-        else:
-            missing.append(f"-ctk {settings.type_k} -ctv {settings.type_v}")
+    untold = {"n_batch", "kv_unified", "swa_full", "offload_kqv", "repack"}
+    if settings.load_mode == "dio" or "mlock" in settings.load_mode:
+        untold.add("load_mode")
+    environment = [f"OLLAMA_FLASH_ATTENTION={0 if settings.flash_attn == 'off' else 1}"]
+    if settings.type_k != settings.type_v or settings.type_k not in OLLAMA_CACHE_TYPES:
+        untold |= {"type_k", "type_v"}
+    elif settings.type_k != "f16":
+        environment.append(f"OLLAMA_KV_CACHE_TYPE={settings.type_k}")
     if settings.n_seq_max > 1:
         environment.append(f"OLLAMA_NUM_PARALLEL={settings.n_seq_max}")
-    missing += ["-nkvo"] if not settings.offload_kqv else []
-    missing += ["--no-repack"] if not settings.repack else []
-    missing += [f"-lm {settings.load_mode}"] if "mlock" in settings.load_mode else []
-    start = f"\n{' '.join(environment)} ollama serve" if environment else ""
-    return "\n".join(lines) + start + _cannot(missing)
+    return "\n".join(lines) + f"\n{' '.join(environment)} ollama serve" + _cannot(settings, untold, extra)
 
 
-def _cannot(missing: Sequence[str]) -> str:
+def _cannot(settings: Settings, untold: Collection[str], extra: Sequence[str]) -> str:
+    """What a program has no word for, of the fields in ``untold`` and of further options."""
+    missing = [*extra, *(option for name, option in _options(settings).items() if name in untold)]
     return f"  # it cannot be told: {' '.join(missing)}" if missing else ""

@@ -16,12 +16,13 @@ from labkit.engine import cpu_features
 from labkit.experiment import measure
 from labkit.forge import header_bytes
 from labkit.gguf import Header
+from labkit.machine import machine
 from labkit.predict.offload import Split, offload
 from labkit.predict.offload_speed import Speeds, calibrate, offload_ms
 from labkit.progress import Progress, bar
 from labkit.run import Run, save
 from labkit.run import recorded as load_recorded
-from labkit.settings import LOOPBACK, Settings
+from labkit.settings import LOOPBACK, Settings, SettingsError
 
 RECORDED = (0, 1, 4, 8, 12, 16, 17)  # of 16 blocks and the output layer
 
@@ -108,9 +109,12 @@ def offload_sweep(
         **settings: further ones, such as ``n_ctx`` and ``n_threads``, which both sides take.
 
     Raises:
-        SettingsError, GGUFError, ModelError: see ``measure``.
+        SettingsError: ``layers`` is empty, or see ``measure``.
+        GGUFError, ModelError: see ``measure``.
         Interrupted: Ctrl-C.
     """
+    if not layers:
+        raise SettingsError("layers is empty: give at least one n_gpu_layers.")
     if problem():
         return recorded()
     wanted = sorted(set(layers))
@@ -135,7 +139,8 @@ def offload_sweep(
             runs[n].append(run)
             if run.outcome == "refused":
                 break  # so will the others be
-    return predicted(gguf.read_header(models.find(model).path), runs, cpu_features=cpu_features())
+    header = gguf.read_header(models.find(model).path)
+    return predicted(header, runs, cpu_features=cpu_features(), page_bytes=machine().page_bytes)
 
 
 def recorded() -> OffloadSweep:
@@ -156,18 +161,27 @@ def record(path: Path, *, date: str) -> None:
     save(runs, path, date=date, command="offloadsweep.record", cpu_features=sorted(cpu_features() or ()))
 
 
-def predicted(header: Header, runs: Mapping[int, Sequence[Run]], *, cpu_features: Iterable[str] | None) -> OffloadSweep:
+def predicted(
+    header: Header,
+    runs: Mapping[int, Sequence[Run]],
+    *,
+    cpu_features: Iterable[str] | None,
+    page_bytes: int = 4096,
+) -> OffloadSweep:
     """Runs by ``n_gpu_layers``, with times predicted from those with everything on one side.
 
     Args:
         header: of the model that ran.
-        runs: at least one for some number.
+        runs: of the same settings otherwise; a number may have none.
         cpu_features: of the machine on which they ran.
+        page_bytes: the same.
     """
+    base = next((run.settings for ran in runs.values() for run in ran), Settings())
     points = []
     for n in sorted(runs):
-        settings = next((run.settings for run in runs[n]), Settings(n_gpu_layers=n))
-        points.append(OffloadPoint(offload(header, settings, cpu_features=cpu_features), tuple(runs[n])))
+        settings = replace(base, n_gpu_layers=n)
+        split = offload(header, settings, cpu_features=cpu_features, page_bytes=page_bytes)
+        points.append(OffloadPoint(split, tuple(runs[n])))
     first, last = points[0], points[-1]
     whole = header.n_layer + 1
     if first.n_gpu_layers != 0 or last.n_gpu_layers != whole or not first.typical_ms or not last.typical_ms:

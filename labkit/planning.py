@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from labkit import gguf, models, predict
-from labkit.fitting import FITS, Choice, choose
+from labkit.fitting import FITS, Choice, choose, host_ram
 from labkit.flags import flags
 from labkit.gguf import Header
 from labkit.hardware import Hardware
 from labkit.predict.offload import Side, Split, offload
-from labkit.predict.offload_speed import Speeds, offload_ms
-from labkit.settings import Settings
+from labkit.predict.offload_speed import HOP_MS as HOP_MS
+from labkit.predict.offload_speed import Speeds, offload_ms, speeds_of
+from labkit.settings import Settings, SettingsError
 from labkit.tuner import MARGIN_BYTES, experts_regex
 from labkit.units import fmt_bytes, parse_bytes
-
-HOP_MS = 0.02  # of a graphics card: tens of microseconds to start work there and wait for it; not measured here
 
 
 @dataclass(frozen=True)
@@ -132,17 +131,21 @@ def plan(
 
     Raises:
         GGUFError, ModelError: there is no such model, or it cannot be read.
+        SettingsError: the model cannot be run so, see ``predict.check``.
         ValueError: a size is not one, or the margin leaves nothing of the device.
     """
     path = "model.gguf" if isinstance(model, Header) else models.find(model).path
     header = model if isinstance(model, Header) else gguf.read_header(path)
+    base = replace(settings or Settings(), n_gpu_layers=0)
+    predict.check(header, base)
     shared = device is not None and device.kind in ("unified", "integrated")
     ram_bytes = parse_bytes(ram)
     if vram is None and device is not None and device.kind != "memory":
         vram = device.gpu_bytes(ram_bytes)
     features = frozenset(cpu_features or ())
-    # Page-locked host memory comes with every discrete card's backend but not with Metal's.
-    pinned_host = vram is not None and not (device is not None and device.name.startswith("apple"))
+    # Metal works on the mapped file; page-locked host memory comes with every other card's backend.
+    maps = device is not None and device.name.startswith("apple")
+    pinned_host = vram is not None and not maps
     if device is not None and device.kind != "discrete":
         host_bytes_per_s = host_bytes_per_s or float(device.bandwidth_bytes_per_s)
 
@@ -154,13 +157,26 @@ def plan(
             vram=None if vram is None else parse_bytes(vram),
             margin=parse_bytes(margin),
             shared=shared,
+            maps=maps,
             cpu_features=features,
             pinned_host=pinned_host,
         )
 
-    base = replace(settings or Settings(), n_gpu_layers=0)
     chosen = chosen_for(base)
     used = replace(base, n_gpu_layers=chosen.n_gpu_layers)
+
+    def pinned_for(one: Settings) -> int:
+        """On both sides, with the layers that were chosen, so that a saving is the change's own."""
+        split = offload(
+            header,
+            replace(one, n_gpu_layers=chosen.n_gpu_layers),
+            on_cpu=experts_regex(chosen.n_cpu_moe),
+            cpu_features=features,
+            pinned_host=pinned_host,
+        )
+        pinned, _ = host_ram(header, one, split, shared=shared, maps=maps)
+        return pinned + (0 if shared else sum(side.pinned_bytes for side in split.devices))
+
     assumptions = {
         "ram_bytes": ram_bytes,
         "vram_bytes": None if vram is None else parse_bytes(vram),
@@ -187,79 +203,58 @@ def plan(
         split=chosen.split,
         n_gpu_layers=chosen.n_gpu_layers,
         n_cpu_moe=chosen.n_cpu_moe,
-        decode_ms=_decode_ms(chosen, device, host_bytes_per_s, assumptions, n_past),
+        decode_ms=_decode_ms(chosen, device, host_bytes_per_s, n_past),
         margin_bytes=ram_bytes - chosen.needed_bytes,
-        advice=_advice(header, base, chosen, chosen_for),
+        advice=() if chosen.done else _advice(header, base, chosen_for, pinned_for),
         flags=flags(path, used, n_layer=header.n_layer, n_cpu_moe=chosen.n_cpu_moe),
     )
 
 
-def _decode_ms(
-    chosen: Choice, device: Hardware | None, host: float | None, assumptions: dict[str, Any], n_past: int
-) -> float | None:
-    if chosen.verdict != FITS or host is None or (chosen.n_gpu_layers and device is None):
+def _decode_ms(chosen: Choice, device: Hardware | None, host: float | None, n_past: int) -> float | None:
+    if chosen.verdict != FITS or host is None:
         return None
-    if device is None or not chosen.n_gpu_layers:
+    if not chosen.n_gpu_layers:
         return offload_ms(chosen.split, Speeds(host, host), n_past=n_past)
-    link = float(device.link_bytes_per_s or "inf")
-    speeds = Speeds(host, float(device.bandwidth_bytes_per_s), link, assumptions["hop_ms"])
+    if device is None or device.kind == "memory":  # of the card only the size is known
+        return None
+    speeds = replace(speeds_of(device, host_bytes_per_s=host), host_bytes_per_s=host)
     return offload_ms(chosen.split, speeds, n_past=n_past)
 
 
 def _advice(
-    header: Header, base: Settings, chosen: Choice, chosen_for: Callable[[Settings], Choice]
+    header: Header,
+    base: Settings,
+    chosen_for: Callable[[Settings], Choice],
+    pinned_for: Callable[[Settings], int],
 ) -> tuple[Advice, ...]:
-    if chosen.done:
-        return ()
-    cost_of = {
-        "repack=False": "prompts on the CPU take another time: measure it",
-        "load_mode=mmap": "pages of the file can be dropped",
-        "type_k=q8_0, type_v=q8_0": "slightly less exact, needs flash attention",
-        f"n_ctx={base.n_ctx // 2}": "half the context",
-        f"n_ubatch={base.n_ubatch // 4}": "slower prompts",
-    }
-    changed = {
-        "repack=False": replace(base, repack=False),
-        "load_mode=mmap": replace(base, load_mode="mmap"),
-        f"n_ctx={base.n_ctx // 2}": replace(base, n_ctx=max(1, base.n_ctx // 2)),
-        f"n_ubatch={base.n_ubatch // 4}": replace(base, n_ubatch=max(1, base.n_ubatch // 4)),
-    }
+    half, quarter = max(base.n_seq_max, base.n_ctx // 2), max(1, base.n_ubatch // 4)
+    changes = [
+        ("repack=False", replace(base, repack=False), "prompts on the CPU take another time: measure it"),
+        ("load_mode=mmap", replace(base, load_mode="mmap"), "pages of the file can be dropped"),
+        (f"n_ctx={half}", replace(base, n_ctx=half), "a shorter context"),
+        (f"n_ubatch={quarter}", replace(base, n_ubatch=quarter), "slower prompts"),
+    ]
     if base.flash_attn != "off" and base.type_k in ("f16", "f32", "bf16"):
-        changed["type_k=q8_0, type_v=q8_0"] = replace(base, type_k="q8_0", type_v="q8_0")
+        smaller = replace(base, type_k="q8_0", type_v="q8_0")
+        changes.append(("type_k=q8_0, type_v=q8_0", smaller, "slightly less exact, needs flash attention"))
 
     found = []
-    before = _pinned(chosen.split)
-    for change, settings in changed.items():
-        if settings == base:
+    before = pinned_for(base)
+    for change, settings, cost in changes:
+        try:
+            predict.check(header, settings)
+        except SettingsError:
             continue
-        then = chosen_for(settings)
-        # The same layers, so that the saving is the change's own.
-        same = offload(
-            header,
-            replace(settings, n_gpu_layers=chosen.n_gpu_layers),
-            on_cpu=experts_regex(chosen.n_cpu_moe),
-        )
-        saves = before - _pinned(same)
-        if change == "repack=False":
-            saves = chosen.split.host.repack_bytes
-        elif change == "load_mode=mmap" and base.load_mode == "mmap+mlock":
-            saves = chosen.split.host.mapped_bytes
+        saves = before - pinned_for(settings)
         if saves > 0:
+            then = chosen_for(settings)
             outcome = then.verdict + (f", n_gpu_layers {then.n_gpu_layers}" if then.n_gpu_layers else "")
             outcome += f", n_cpu_moe {then.n_cpu_moe}" if then.n_cpu_moe else ""
-            found.append(Advice(change, saves, cost_of[change], outcome))
+            found.append(Advice(change, saves, cost, outcome))
     return tuple(sorted(found, key=lambda one: -one.saves_bytes))
-
-
-def _pinned(split: Split) -> int:
-    """What changes of settings change; repacking is looked at apart, since it depends on the CPU."""
-    return split.host.pinned_bytes - split.host.repack_bytes + sum(side.pinned_bytes for side in split.devices)
 
 
 def _sizes(side: Side) -> dict[str, int]:
     """A side's fields that are memory, and their sum."""
-    read = ("name", "read_bytes", "cache_token_bytes")
-    return {
-        **{name: value for name, value in asdict(side).items() if name not in read},
-        "total_bytes": side.total_bytes,
-    }
+    names = [field.name for field in fields(side) if field.name.endswith("_bytes") and field.name != "read_bytes"]
+    return {**{name: getattr(side, name) for name in names}, "total_bytes": side.total_bytes}

@@ -7,12 +7,15 @@ import importlib.util
 import inspect
 import re
 import shlex
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from labkit.flags import flags
 from labkit.settings import CACHE_TYPES, Settings
+
+UNTOLD = "  # it cannot be told: "
 
 PLAIN = Settings(n_ctx=4096, n_gpu_layers=20)
 ODD = Settings(
@@ -47,7 +50,10 @@ def test_a_plain_run() -> None:
     assert found["llama-cpp-python"] == (
         "Llama(model_path='model.gguf', n_gpu_layers=20, n_ctx=4096, n_batch=2048, flash_attn=True, swa_full=False)"
     )
-    assert found["lmstudio"] == "Context Length: 4096; GPU Offload: 20; Flash Attention: on; Keep Model in Memory: off"
+    assert found["lmstudio"] == (
+        "Context Length: 4096; GPU Offload: 20; Flash Attention: on; Keep Model in Memory: off; "
+        "Max Concurrent Predictions: 1"
+    )
     assert found["ollama"].splitlines() == [
         "FROM model.gguf",
         "PARAMETER num_gpu 20",
@@ -111,11 +117,49 @@ def test_a_default_of_llama_is_not_repeated_and_its_own_are_overruled() -> None:
 def test_what_a_program_cannot_be_told_is_said() -> None:
     found = everything()
     for name in ("llama-cpp-python", "lmstudio", "ollama"):
-        told, _, untold = found[name].partition("  # it cannot be told: ")
+        told, _, untold = found[name].partition(UNTOLD)
         assert "--no-repack" in untold and r"blk\.3\.ffn_up=CPU" in untold and "-ts 3,1" in untold
         assert "repack" not in told
     assert "-ctk q8_0 -ctv q4_0" in found["ollama"], "one type for both"
     same = flags("m", Settings(type_k="q8_0", type_v="q8_0"), n_layer=2)["ollama"]
     assert "OLLAMA_KV_CACHE_TYPE=q8_0" in same and "#" not in same
-    assert "Force Model Expert Weights onto CPU: on" in found["lmstudio"] and "-ncmoe" not in found["lmstudio"]
+    assert "Number of layers for which to force MoE layers into CPU: 10" in found["lmstudio"] and "-ncmoe" not in found["lmstudio"]
     assert "#" not in found["llama.cpp"]
+
+
+CHANGES: list[tuple[str, object]] = [
+    *((f.name, getattr(ODD, f.name)) for f in fields(Settings) if getattr(ODD, f.name) != f.default),
+    ("flash_attn", "off"),
+    ("n_batch", 1024),
+    ("load_mode", "none"),
+    ("load_mode", "mmap+mlock"),
+    ("load_mode", "dio"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), CHANGES, ids=str)
+def test_no_setting_is_dropped_in_silence(name: str, value: object) -> None:
+    """Each setting alone changes what every program is told, or follows the sign in llama.cpp's words."""
+    base = Settings(n_gpu_layers=20, n_ubatch=200)  # no larger than any batch here
+    plain = flags("m", base, n_layer=32)
+    found = flags("m", replace(base, **{name: value}), n_layer=32)  # type: ignore[arg-type]
+    for program, text in found.items():
+        untold = text.partition(UNTOLD)[2]
+        if (name, value) == ("flash_attn", "on") and program != "llama.cpp":
+            assert text == plain[program], "it cannot be left to these programs: they are always told"
+            continue
+        assert text != plain[program]
+        assert set(untold.split()) <= set(found["llama.cpp"].split())
+
+
+def test_names_of_these_programs() -> None:
+    told = {name: text.partition(UNTOLD)[0] for name, text in everything().items()}
+    for line in ("Max Concurrent Predictions: 4", "Evaluation Batch Size: 256", "CPU Threads: 6"):
+        assert line in told["lmstudio"]
+    off = flags("m", replace(PLAIN, flash_attn="off"), n_layer=2)
+    assert "Flash Attention: off" in off["lmstudio"] and "OLLAMA_FLASH_ATTENTION=0" in off["ollama"]
+    assert "-fa off" in off["llama.cpp"] and not any("#" in text for text in off.values())
+    untold = {name: text.partition(UNTOLD)[2].split() for name, text in everything().items()}
+    assert {"-np", "-kvu"} <= set(untold["llama-cpp-python"]) and "--swa-full" not in untold["llama-cpp-python"]
+    assert {"-ub", "-kvu", "--swa-full"} <= set(untold["lmstudio"]) and "-b" not in untold["lmstudio"]
+    assert {"-b", "-kvu", "--swa-full", "-nkvo", "-lm"} <= set(untold["ollama"]) and "-ub" not in untold["ollama"]

@@ -309,3 +309,18 @@ def test_all_layers_add_up() -> None:
         for layer in found.layers:
             assert (layer.bytes > 0) is (layer.kind not in ("shared", "none"))
             assert (layer.recurrent_bytes > 0) is (layer.kind == "recurrent")
+
+
+def test_a_token_reads_what_is_kept_of_those_before_it() -> None:
+    """Gemma 3: five layers in six keep a window; Granite 4: most keep a state; by hand, from their shapes."""
+    header = of("gemma-3-12b")
+    layers = predict.cache(header, Settings(n_ctx=65536, n_seq_max=2)).layers
+    one = 2 * 8 * 256 * 2  # K and V, 8 heads of 256, f16
+    assert {layer.token_bytes for layer in layers} == {one}
+    assert {layer.kind: layer.read_bytes(100) for layer in layers} == {"full": 100 * one, "window": 100 * one}
+    assert {layer.kind: layer.read_bytes(32000) for layer in layers} == {"full": 32000 * one, "window": 1536 * one}
+    for sequences in (1, 3):
+        layers = predict.cache(of("granite-4.0-h-tiny"), Settings(n_ctx=4096, n_seq_max=sequences)).layers
+        [state] = {layer.read_bytes(1000) for layer in layers if layer.kind == "recurrent"}
+        assert state == next(layer.recurrent_bytes for layer in layers if layer.kind == "recurrent") // sequences > 0
+        assert {layer.token_bytes for layer in layers if layer.kind == "recurrent"} == {0}

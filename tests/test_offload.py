@@ -219,19 +219,23 @@ def test_a_tied_embedding_counts_twice_and_only_on_a_device() -> None:
     assert split.host.weights_bytes == untied.tensor("token_embd.weight").nbytes, "it never leaves"
 
 
-def test_reads_and_cache_add_up_to_the_whole_models() -> None:
-    for name in ("llama-3.2-1b", "llama-2-7b", "qwen3-30b-a3b"):
-        header = read_header(header_bytes(name, "Q4_K_M"))
-        for n in (0, 1, 9, header.n_layer + 1):
-            for kqv in (True, False):
-                settings = Settings(n_gpu_layers=n, n_ctx=4096, offload_kqv=kqv)
-                split = offload(header, settings)
-                sides = (split.host, *split.devices)
-                assert sum(side.kv_bytes for side in sides) == predict.kv_bytes(header, settings)
-                whole = predict.bytes_per_token(header, settings, n_past=100)
+@pytest.mark.parametrize(
+    "name",
+    ["llama-3.2-1b", "llama-2-7b", "qwen3-30b-a3b", "gemma-3-12b", "gpt-oss-20b", "granite-4.0-h-tiny", "mamba-2.8b"],
+)
+def test_reads_and_cache_add_up_to_the_whole_models(name: str) -> None:
+    header = read_header(header_bytes(name, "Q4_K_M"))
+    for n in (0, 1, 9, header.n_layer + 1):
+        for kqv in (True, False):
+            settings = Settings(n_gpu_layers=n, n_ctx=65536, n_seq_max=2, offload_kqv=kqv)
+            split = offload(header, settings)
+            sides = (split.host, *split.devices)
+            assert sum(side.kv_bytes for side in sides) == predict.kv_bytes(header, settings)
+            for n_past in (0, 100, 32000):  # 32000 is beyond every window
+                whole = predict.bytes_per_token(header, settings, n_past=n_past)
                 small_parts = header.tensors[-1].nbytes // 100 + 300
-                assert sum(read_bytes(side, 100) for side in sides) == pytest.approx(whole, abs=small_parts)
-                assert kqv or split.devices[0].kv_bytes == 0
+                assert sum(read_bytes(side, n_past) for side in sides) == pytest.approx(whole, abs=small_parts)
+            assert kqv or split.devices[0].kv_bytes == 0
 
 
 def test_with_nothing_offloaded_the_host_is_the_process_of_lab_1() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from labkit.offloadsweep import OffloadPoint, offload_sweep
 from labkit.predict.offload import offload
 from labkit.predict.offload_speed import Speeds, offload_ms
 from labkit.run import Run, Timings
-from labkit.settings import Settings
+from labkit.settings import Settings, SettingsError
 
 MODEL = "llama-3.2-1b:Q4_K_M"
 HEADER = read_header(header_bytes("llama-3.2-1b", "Q4_K_M"))
@@ -85,6 +86,21 @@ def test_a_refusal_ends_the_sweep(fast: Machine) -> None:
     sweep = offload_sweep(MODEL, layers=[0, 8, 17], n_ctx=1024)
     assert fast.asked == [0] and sweep.speeds is None
     assert sweep.points[0].runs[0].outcome == "refused" and not sweep.points[1].runs
+    # What did not run is told for the same settings.
+    same = Settings(n_gpu_layers=8, n_ctx=1024)
+    assert sweep.points[1].split == offload(HEADER, same) != offload(HEADER, Settings(n_gpu_layers=8))
+
+
+def test_no_layers_are_refused(fast: Machine) -> None:
+    with pytest.raises(SettingsError, match=r"^layers is empty: give at least one n_gpu_layers\.$"):
+        offload_sweep(MODEL, layers=[])
+
+
+def test_pages_are_this_machines(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offloadsweep, "machine", lambda: SimpleNamespace(page_bytes=16384))
+    [point] = offload_sweep(MODEL, layers=[8], rounds=1, n_ctx=1024).points
+    assert point.split == offload(HEADER, Settings(n_gpu_layers=8, n_ctx=1024), page_bytes=16384)
+    assert point.split.host.mapped_bytes % 16384 == 0
 
 
 def test_cancelling_keeps_what_there_is(fast: Machine) -> None:

@@ -38,6 +38,7 @@ class LayerCache:
         k_bytes: of all keys, or of the compressed vectors that stand for keys and values (MLA).
         v_bytes: of all values.
         recurrent_bytes: of all states, which do not depend on the context.
+        sequences: each with a state of its own.
     """
 
     layer: int
@@ -47,11 +48,21 @@ class LayerCache:
     k_bytes: int
     v_bytes: int
     recurrent_bytes: int
+    sequences: int = 1
 
     @property
     def bytes(self) -> int:
         """All of it."""
         return self.k_bytes + self.v_bytes + self.recurrent_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """K and V of one token."""
+        return (self.k_bytes + self.v_bytes) // (self.streams * self.cells) if self.cells else 0
+
+    def read_bytes(self, n_past: int) -> int:
+        """What decoding one token reads after ``n_past`` others of its sequence: at most all cells, and its state."""
+        return self.token_bytes * min(n_past, self.cells) + self.recurrent_bytes // self.sequences
 
 
 @dataclass(frozen=True)
@@ -117,13 +128,15 @@ def cache(header: Header, settings: Settings) -> Cache:
         states = _STATE_BYTES * n_states * layer.state
         if layer.kind not in ("full", "window"):
             places = (n_states, 1) if states else (0, 0)
-            found.append(LayerCache(i, layer.kind, *places, k_bytes=0, v_bytes=0, recurrent_bytes=states))
+            found.append(
+                LayerCache(i, layer.kind, *places, k_bytes=0, v_bytes=0, recurrent_bytes=states, sequences=n_states)
+            )
             continue
         n = windowed if layer.kind == "window" else cells
         k = streams * n * row_bytes(settings.type_k.upper(), layer.k)
         v = 0 if latent else streams * n * row_bytes(settings.type_v.upper(), max(layer.v, widest))
         kind = layer.kind if k or v else "none"
-        found.append(LayerCache(i, kind, n, streams, k_bytes=k, v_bytes=v, recurrent_bytes=states))
+        found.append(LayerCache(i, kind, n, streams, k_bytes=k, v_bytes=v, recurrent_bytes=states, sequences=n_states))
     reason = "" if header.arch in KNOWN else NOT_EXACT.get(header.arch, "the kit does not know this architecture")
     return Cache(tuple(found), exact=not reason, reason=reason)
 
@@ -140,11 +153,7 @@ def recurrent_bytes(header: Header, settings: Settings) -> int:
 
 def kv_bytes_per_token(header: Header, settings: Settings) -> int:
     """Bytes of K and V of one token in all layers, those with a window included; they stop there once it is full."""
-    return sum(
-        (layer.k_bytes + layer.v_bytes) // (layer.streams * layer.cells)
-        for layer in cache(header, settings).layers
-        if layer.k_bytes
-    )
+    return sum(layer.token_bytes for layer in cache(header, settings).layers)
 
 
 def padded(n: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from labkit.gguf import Header
 from labkit.predict.compute import compute_bytes, feed_forward_bytes, output_bytes
@@ -31,7 +31,7 @@ class Side:
         compute_bytes: buffer for a batch on its way through.
         output_bytes: the rows of logits handed out, always on the host.
         read_bytes: weights that decoding one token reads here.
-        cache_token_bytes: cache that each token of the context adds to what decoding one more reads here.
+        caches: of the layers whose cache is here.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Side:
     compute_bytes: int
     output_bytes: int
     read_bytes: int
-    cache_token_bytes: int
+    caches: tuple[LayerCache, ...] = field(repr=False)
 
     @property
     def pinned_bytes(self) -> int:
@@ -198,9 +198,7 @@ def _side(
         compute_bytes=compute,
         output_bytes=output_bytes(header, settings) if name == "host" else 0,
         read_bytes=read,
-        cache_token_bytes=sum(
-            (layer.k_bytes + layer.v_bytes) // (layer.streams * layer.cells) for layer in caches if layer.k_bytes
-        ),
+        caches=tuple(caches),
     )
 
 

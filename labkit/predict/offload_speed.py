@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from labkit.predict.offload import Side, Split
+
+if TYPE_CHECKING:
+    from labkit.hardware import Hardware
+
+HOP_MS = 0.02  # of a graphics card: tens of microseconds to start work there and wait for it; not measured here
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,14 @@ class Speeds:
     hop_ms: float = 0.0
 
 
+def speeds_of(device: Hardware, *, host_bytes_per_s: float) -> Speeds:
+    """Full bandwidth of both sides and the link; a device that shares the host's memory has nothing to cross."""
+    here = float(device.bandwidth_bytes_per_s)
+    if device.kind == "discrete":
+        return Speeds(host_bytes_per_s, here, float(device.link_bytes_per_s or math.inf), HOP_MS)
+    return Speeds(here, here)
+
+
 def offload_ms(split: Split, speeds: Speeds, *, n_past: int = 0) -> float:
     """Milliseconds to decode one token.
 
@@ -39,7 +53,7 @@ def offload_ms(split: Split, speeds: Speeds, *, n_past: int = 0) -> float:
 
 def read_bytes(side: Side, n_past: int = 0) -> int:
     """Bytes of weights and cache that one token reads on this side after ``n_past`` others."""
-    return side.read_bytes + side.cache_token_bytes * n_past
+    return side.read_bytes + sum(layer.read_bytes(n_past) for layer in side.caches)
 
 
 def calibrate(

@@ -23,11 +23,7 @@ def bytes_per_token(header: Header, settings: Settings, *, n_past: int = 0) -> i
             continue
         share = used / total if total and "_exps." in tensor.name else 1.0
         read += int(tensor.nbytes * share)
-    for layer in cache(header, settings).layers:
-        if layer.k_bytes:
-            read += (layer.k_bytes + layer.v_bytes) // (layer.streams * layer.cells) * min(n_past, layer.cells)
-        read += layer.recurrent_bytes // settings.n_seq_max
-    return read
+    return read + sum(layer.read_bytes(n_past) for layer in cache(header, settings).layers)
 
 
 def decode_ms(bytes_read: int, *, bandwidth_bytes_per_s: float, overhead_ms: float = 0.0) -> float:
