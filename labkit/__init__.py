@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from labkit import panels as panels
     from labkit import planning as planning
     from labkit import predict as predict
+    from labkit import pressure as pressure
     from labkit import probe as probe
     from labkit import shapes as shapes
     from labkit import tuner as tuner
@@ -100,6 +101,7 @@ _WHERE = {
     "plan": "quantplan:plan",
     "planning": "planning",
     "predict": "predict",
+    "pressure": "pressure",
     "probe": "probe",
     "recorded_runs": "run:recorded",
     "ram_bandwidth": "bandwidth:ram_bandwidth",

@@ -18,11 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit import probe
+from labkit import _memlock, probe
 from labkit.settings import Settings
 
 PR_SET_PDEATHSIG, SIGKILL = 1, 9
 MADV_RANDOM, MADV_DONTNEED = 1, 4
+_heard = threading.Event()  # the parent has written something since it was cleared
 
 
 def main() -> int:
@@ -60,11 +61,15 @@ def _run(job: dict[str, Any], send: Callable[..., None]) -> int:
     path = Path(job["path"])
     layers = _LayerClock()
     try:
+        if job.get("memlock_bytes") is not None:
+            _memlock.lower(job["memlock_bytes"])
         with phase("start"):
             engine.info()
         with phase("load"):
             model = engine.Model(path, settings, endpoint=None if device is None else device["endpoint"])
             send("buffers", buffers=[asdict(buffer) for buffer in model.buffers])
+            if any("failed to mlock" in line or "failed to VirtualLock" in line for line in model.log):
+                send("not-locked")
         with phase("context"):
             context = engine.Context(model, settings, on_layer=layers if job["layers"] else None)
             send("buffers", buffers=[asdict(buffer) for buffer in context.buffers])
@@ -76,7 +81,7 @@ def _run(job: dict[str, Any], send: Callable[..., None]) -> int:
             if text:
                 _speak(model, context, job["tokens"], send)
             else:
-                _step(context, _some_tokens(job["tokens"], model.n_vocab), job["evict"], path, layers, send)
+                _step(context, _some_tokens(job["tokens"], model.n_vocab), job, path, layers, send)
         if job["hold_s"]:
             with phase("hold"):
                 time.sleep(job["hold_s"])
@@ -90,16 +95,30 @@ def _run(job: dict[str, Any], send: Callable[..., None]) -> int:
 
 
 def _step(
-    context: Any, tokens: list[int], evict: str | None, path: Path, layers: _LayerClock, send: Callable[..., None]
+    context: Any, tokens: list[int], job: dict[str, Any], path: Path, layers: _LayerClock, send: Callable[..., None]
 ) -> None:
+    evict, pauses = job["evict"], job.get("pauses", ())
     for number, token in enumerate(tokens):
+        if number in pauses:
+            _heard.clear()
+            send("waiting", token=number)
+            _heard.wait()
         if evict:
             evict_mapping(path, random=evict == "random")
+        before = probe.process(os.getpid()) if pauses else None
         layers.begin()
         start = time.perf_counter()
         context.decode([token])
         ms = (time.perf_counter() - start) * 1000
-        send("token", ms=ms, text="", layers=[{"token": number, **row} for row in layers.rows])
+        took = {} if before is None else _since(before)
+        send("token", ms=ms, text="", layers=[{"token": number, **row} for row in layers.rows], **took)
+
+
+def _since(before: probe.ProcessUse) -> dict[str, int | None]:
+    """Major faults of this process since then, and bytes read for it."""
+    now = probe.process(os.getpid())
+    pairs = {name: (getattr(before, name), getattr(now, name)) for name in ("major_faults", "read_bytes")}
+    return {name: None if a is None or b is None else b - a for name, (a, b) in pairs.items()}
 
 
 def _speak(model: Any, context: Any, n: int, send: Callable[..., None]) -> None:
@@ -176,7 +195,7 @@ def _die_with_parent() -> None:
 
     def lifeline() -> None:
         while os.read(0, 4096):  # not sys.stdin, whose lock Python wants at exit
-            pass
+            _heard.set()
         os._exit(3)
 
     threading.Thread(target=lifeline, daemon=True).start()

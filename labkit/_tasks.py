@@ -98,6 +98,12 @@ def _device(job: dict[str, Any], send: Send) -> dict[str, Any]:
     return serve(job, send)
 
 
+def _ballast(job: dict[str, Any], send: Send) -> dict[str, Any]:
+    from labkit._ballast import carry
+
+    return carry(job, send)
+
+
 def _depth(job: dict[str, Any], send: Send) -> dict[str, Any]:
     from labkit.depth import measure
     from labkit.settings import Settings
@@ -110,6 +116,7 @@ _TASKS: dict[str, Callable[[dict[str, Any], Send], dict[str, Any]]] = {
     "quantize": _quantize,
     "imatrix": _imatrix,
     "quality": _quality,
+    "ballast": _ballast,
     "device": _device,
     "dry_runs": _dry_runs,
     "cache_quality": _cache_quality,

@@ -62,6 +62,10 @@ class Child:
         except BrokenPipeError:
             pass  # it died at once; its status and last words tell
 
+    def go_on(self) -> None:
+        """Let it go on; it said that it is waiting."""
+        self._send("\n")
+
     def _hear(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:

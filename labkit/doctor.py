@@ -61,7 +61,7 @@ def examine() -> Doctor:
 def _labs(here: Machine, built: EngineInfo, problem: str | None, cap: caps.CapMethod) -> dict[str, LabCheck]:
     blocked = built.problem or problem
     if blocked:
-        return {lab: LabCheck(False, blocked) for lab in ("00", "01", "02", "03", "04")}
+        return {lab: LabCheck(False, blocked) for lab in ("00", "01", "02", "03", "04", "05")}
     large = (here.available_bytes or 0) >= 6 * GiB and here.profile == "full"
     size = "a forged 7B" if large else "smaller forged models, since memory is short"
     paging = (
@@ -75,12 +75,18 @@ def _labs(here: Machine, built: EngineInfo, problem: str | None, cap: caps.CapMe
         if built.rpc
         else "recorded runs, since this build has no RPC backend (see Troubleshooting in README.md)"
     )
+    lock = (
+        "locking works"
+        if here.ipc_lock or here.memlock_unlimited
+        else f"up to {_size(here.memlock_bytes)} may be locked, so most locks fail softly, as the lab explains"
+    )
     return {
         "00": LabCheck(True, f"live, with SmolLM2 and {size}."),
         "01": LabCheck(True, f"live, with SmolLM2 and {size}; {paging}."),
         "02": LabCheck(True, "live, with SmolLM2, which it quantizes to eight types."),
         "03": LabCheck(True, f"live, with SmolLM2 and dry runs of larger shapes; {death}."),
         "04": LabCheck(True, f"{offload}."),
+        "05": LabCheck(True, f"{lock}; {'pressure is live' if cap.how else 'pressure is a recorded run'}."),
     }
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
-from labkit import dryrun, gguf, models, predict, probe
+from labkit import _memlock, dryrun, gguf, models, predict, probe
 from labkit.caps import Cap, CapStats
 from labkit.caps import available as cap_available
 from labkit.childprocess import Child
@@ -47,10 +47,37 @@ class Interrupted(KeyboardInterrupt):
         self.run = run
 
 
+class Beside(Protocol):
+    """What happens next to a measurement, such as ``labkit.pressure``'s ballast.
+
+    Attributes:
+        pauses: numbers of the tokens before which the child waits until ``look`` lets it go on.
+        inside_bytes: what it takes under the run's cap, for the check before the start.
+        outside_bytes: what it takes elsewhere.
+        problem: why the run must stop, once there is a reason.
+    """
+
+    pauses: Sequence[int]
+    inside_bytes: int
+    outside_bytes: int
+    problem: str | None
+
+    def enter(self, limit: Cap | None) -> None: ...
+
+    def waiting(self, token: int) -> None: ...
+
+    def token(self, event: Mapping[str, Any]) -> None: ...
+
+    def look(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
 def measure(
     model: str | Path,
     *,
     cap: int | str | None = None,
+    memlock: int | str | None = None,
     tokens: int = 8,
     prompt: str | None = None,
     prompt_tokens: int = 8,
@@ -64,6 +91,7 @@ def measure(
     cancel: threading.Event | None = None,
     bandwidth_bytes_per_s: float | None = None,
     device_memory: int | str | None = None,
+    beside: Beside | None = None,
     **settings: Any,
 ) -> Run:
     """Load a model in a child process, decode, and report what it took beside what was predicted.
@@ -73,6 +101,7 @@ def measure(
             with real bytes on disk).
         cap: memory limit of the child, in bytes or as ``"600MiB"``; the file's cached pages are dropped first, since a
             page counts for whoever reads it first.
+        memlock: RLIMIT_MEMLOCK of the child, in bytes or as ``"8MiB"``; it also gives up CAP_IPC_LOCK.
         tokens: how many to decode one by one.
         prompt: text to answer, always with the likeliest token; without it, ids spread over the vocabulary are decoded.
         prompt_tokens: length of the first batch when there is no prompt.
@@ -88,6 +117,7 @@ def measure(
         cancel: when set, the child is ended and the outcome is ``interrupted``.
         device_memory: size of the loopback device's memory, in bytes or as ``"2GiB"``; with ``devices=("loopback",)``.
             The device is started for this run, on as many threads as the host.
+        beside: what goes on next to the run; see ``labkit.pressure``.
         **settings: any of ``Settings``' fields, by llama.cpp's names.
 
     Returns:
@@ -101,9 +131,12 @@ def measure(
     wanted = Settings.of(settings)
     cap_bytes = None if cap is None else parse_bytes(cap)
     vram_bytes = None if device_memory is None else parse_bytes(device_memory)
+    memlock_bytes = None if memlock is None else parse_bytes(memlock)
     _check(wanted, tokens=tokens, prompt_tokens=prompt_tokens, evict=evict, cap_bytes=cap_bytes, vram_bytes=vram_bytes)
     if prompt and (layers or evict):
         raise SettingsError("layers and evict look at made-up tokens only: leave prompt out.")
+    if prompt and beside:
+        raise SettingsError("a ballast comes and goes between made-up tokens only: leave prompt out.")
     if sample_hz <= 0 or hold_s < 0:
         raise SettingsError(f"sample_hz is {sample_hz} and hold_s {hold_s}: write a rate above 0 and a time from 0.")
     with ExitStack() as stack:
@@ -142,10 +175,14 @@ def measure(
             device=use,
             cap_bytes=cap_bytes,
             evict=evict,
+            memlock_bytes=memlock_bytes,
             machine=here.to_dict(),
         )
         refusal = version_problem() or (device_problem() if on_loopback else None)
-        refusal = refusal or _refusal(predicted, wanted, cap_bytes, here, split=split, vram_bytes=vram_bytes)
+        refusal = refusal or (_memlock.problem(memlock_bytes) if memlock_bytes is not None else None)
+        refusal = refusal or _refusal(
+            predicted, wanted, cap_bytes, here, split=split, vram_bytes=vram_bytes, beside=beside
+        )
         if refusal:
             return replace(blank, reason=refusal)
         device = None
@@ -164,6 +201,8 @@ def measure(
             "evict": evict,
             "hold_s": hold_s,
             "device": None if device is None else {"endpoint": device.endpoint, "pid": device.pid},
+            "memlock_bytes": memlock_bytes,
+            "pauses": list(beside.pauses) if beside else [],
         }
         limit = None
         if cap_bytes is not None:
@@ -171,8 +210,11 @@ def measure(
             if kept is not None and kept > 0.05 * header.file_bytes:
                 blank = replace(blank, caution=_uncounted(kept))
             limit = stack.enter_context(Cap(cap_bytes))
+        if beside is not None:
+            stack.callback(beside.close)
+            beside.enter(limit)
         child = stack.enter_context(Child(job, wrap=limit.command if limit else None))
-        watch = _Watch(child, limit, device, blank, tokens=tokens, progress=report, on_text=on_text)
+        watch = _Watch(child, limit, device, blank, tokens=tokens, progress=report, on_text=on_text, beside=beside)
         try:
             watch.until_end(timeout_s=timeout_s, interval_s=1 / sample_hz, cancel=cancel)
         except KeyboardInterrupt:
@@ -219,6 +261,7 @@ def _refusal(
     *,
     split: Split | None,
     vram_bytes: int | None,
+    beside: Beside | None,
 ) -> str | None:
     """Why this run must not start, or None. A run that dies alone is fine; one that takes the machine along is not."""
     if cap_bytes is not None:
@@ -233,7 +276,11 @@ def _refusal(
         lent = split.devices[wanted.devices.index(LOOPBACK)].pinned_bytes
         lent = lent if vram_bytes is None else min(lent, vram_bytes)
     pinned += min(predicted.locked_bytes, predicted.mapped_bytes)  # heap is in the floor
-    worst = lent + (pinned if cap_bytes is None else min(pinned, cap_bytes))
+    elsewhere = lent  # a cap holds the host's process alone, and what is inside with it
+    if beside is not None:
+        pinned += beside.inside_bytes
+        elsewhere += beside.outside_bytes
+    worst = elsewhere + (pinned if cap_bytes is None else min(pinned, cap_bytes))
     safe = int(SAFE_SHARE * here.available_bytes)
     if worst <= safe:
         return None
@@ -243,8 +290,10 @@ def _refusal(
         "a smaller n_ctx or cache type": predicted.kv_bytes + predicted.compute_bytes,
         "fewer layers on the loopback device (n_gpu_layers)": lent,
     }
+    if beside is not None:
+        parts["a smaller ballast"] = beside.inside_bytes + beside.outside_bytes
     helps = max(parts, key=lambda name: parts[name])  # name the largest part, so that the advice does help
-    room = safe - lent  # a cap holds the host's process alone
+    room = safe - elsewhere
     die = f", or let it die safely under a cap of at most {fmt_bytes(room)}" if room > 0 else ""
     return (
         f"it would need {fmt_bytes(worst)} that the kernel cannot take back, and {fmt_bytes(here.available_bytes)} are "
@@ -272,7 +321,10 @@ class _Watch:
         tokens: int,
         progress: Progress,
         on_text: Callable[[str], None] | None,
+        beside: Beside | None = None,
     ) -> None:
+        self.beside = beside
+        self.not_locked = False
         self.child, self.limit, self.device, self.blank = child, limit, device, blank
         self.tokens, self.progress, self.on_text = tokens, progress, on_text
         self.phase = "start"
@@ -297,6 +349,8 @@ class _Watch:
             if now >= next_sample:
                 next_sample = now + interval_s
                 self._sample(now)
+            if self.beside is not None and self.beside.look():
+                self.child.go_on()
             if now >= next_look:
                 next_look = now + LOOK_S
                 self._mind_the_machine(now, timeout_s, cancel)
@@ -320,6 +374,8 @@ class _Watch:
         lost = self.device.lost() if self.device is not None else None
         if cancel is not None and cancel.is_set():
             self.stop("interrupted", "it was cancelled.")
+        elif self.beside is not None and self.beside.problem:
+            self.stop("interrupted", self.beside.problem)
         elif lost:
             self.stop("device-lost", self._loss(lost))
         elif now - self.child.started > timeout_s:
@@ -370,7 +426,13 @@ class _Watch:
                 self.phases.append(Phase(name=event["phase"], start_s=self.began[event["phase"]], end_s=at, **values))
             case "buffers":
                 self.buffers += [Buffer(**values) for values in event["buffers"]]
+            case "not-locked":
+                self.not_locked = True
+            case "waiting" if self.beside is not None:
+                self.beside.waiting(event["token"])
             case "token":
+                if self.beside is not None:
+                    self.beside.token(event)
                 self.decode_ms.append(event["ms"])
                 self.layers += [LayerStep(**row) for row in event["layers"]]
                 self.text += event["text"]
@@ -395,6 +457,7 @@ class _Watch:
         if self.limit is not None:
             self.cap_stats = self.limit.stats()
         outcome, reason = self._verdict(status)
+        measured = self._measured()
         self.progress(1.0, outcome)
         ended = {phase.name: phase for phase in self.phases}
         return replace(
@@ -402,7 +465,7 @@ class _Watch:
             outcome=outcome,
             reason=reason,
             cap_how=self.limit.how if self.limit else None,
-            measured=self._measured(),
+            measured=measured,
             device=self._device_use(),
             buffers=tuple(self.buffers),
             timings=Timings(
@@ -417,6 +480,17 @@ class _Watch:
             phases=tuple(self.phases),
             layers=tuple(self.layers),
             text=self.text,
+            caution=" ".join(filter(None, (self.blank.caution, self._unlocked(measured), self._without_effect()))),
+        )
+
+    def _without_effect(self) -> str:
+        """What was asked for and quietly ignored: llama.cpp takes n_gpu_layers on a build without any device."""
+        n, models = self.blank.settings.n_gpu_layers, [b for b in self.buffers if b.kind == "model"]
+        if n == 0 or not models or any(not buffer.device.startswith("CPU") for buffer in models):
+            return ""
+        return (
+            f"n_gpu_layers={n} had no effect, since there is no device for them; labkit doctor lists those of this "
+            f"build, and devices=('{LOOPBACK}',) stands in for one."
         )
 
     def _device_use(self) -> DeviceUse | None:
@@ -435,6 +509,15 @@ class _Watch:
 
     def _loss(self, how: str) -> str:
         return f"the {LOOPBACK} device was lost in {self.phase}: {how}."
+
+    def _unlocked(self, measured: Measured | None) -> str:
+        """What llama.cpp says in a line of its log and nowhere else."""
+        if not self.not_locked:
+            return ""
+        wanted = fmt_bytes(self.blank.predicted.locked_bytes)
+        got = None if measured is None else measured.locked_bytes
+        held = "not all" if got is None else fmt_bytes(got)
+        return f"llama.cpp could not lock what it was asked to and went on: {held} of {wanted} are locked."
 
     def _verdict(self, status: int) -> tuple[str, str]:
         ended = self.verdict and self.verdict[0] in ("interrupted", "timed-out", "device-lost")

@@ -15,7 +15,7 @@ from labkit.settings import Settings
 from labkit.units import fmt_bytes, fmt_ms
 
 SCHEMA = 1
-_SETUP = ("cap_bytes", "cap_how", "evict")  # of a Run, but among the settings in its JSON
+_SETUP = ("cap_bytes", "cap_how", "evict", "memlock_bytes")  # of a Run, but among the settings in its JSON
 OUTCOMES = ("ok", "oom-killed", "load-failed", "refused", "timed-out", "interrupted", "device-lost")
 
 
@@ -131,9 +131,9 @@ class LayerStep:
 class Run:
     """One measurement, whatever became of it.
 
-    ``evict`` is what ``measure`` was asked to drop before each token. ``device`` is None unless the loopback device was
-    among the settings' devices. ``caution`` says what disturbed the run, if
-    anything did. ``recorded`` is None for a run made here and now.
+    ``evict`` is what ``measure`` was asked to drop before each token, ``memlock_bytes`` its RLIMIT_MEMLOCK.
+    ``device`` is None unless the loopback device was among the settings' devices. ``caution`` says what disturbed the
+    run, if anything did. ``recorded`` is None for a run made here and now.
     """
 
     model: ModelInfo
@@ -146,6 +146,7 @@ class Run:
     cap_bytes: int | None = None
     cap_how: str | None = None
     evict: str | None = None
+    memlock_bytes: int | None = None
     buffers: tuple[Buffer, ...] = ()
     timings: Timings = field(default_factory=Timings)
     samples: tuple[Sample, ...] = ()
@@ -200,7 +201,7 @@ class Run:
     @classmethod
     def _from_dict(cls, values: Mapping[str, Any]) -> Run:
         settings = dict(values["settings"])
-        cap_bytes, cap_how, evict = (settings.pop(name) for name in _SETUP)
+        cap_bytes, cap_how, evict, memlock_bytes = (settings.pop(name, None) for name in _SETUP)
         measured, timings, device = values["measured"], values["timings"], values.get("device")
         return cls(
             model=ModelInfo(**values["model"]),
@@ -213,6 +214,7 @@ class Run:
             cap_bytes=cap_bytes,
             cap_how=cap_how,
             evict=evict,
+            memlock_bytes=memlock_bytes,
             buffers=tuple(Buffer(**b) for b in values["buffers"]),
             timings=Timings(**{**timings, "decode_ms": tuple(timings["decode_ms"])}),
             samples=tuple(Sample(**s) for s in values["samples"]),

@@ -450,12 +450,9 @@ def test_cancelling_ends_both(forged: Path) -> None:
 
 
 def test_runs_recorded_before_there_were_devices_still_load() -> None:
-    runs = [run for path in Path(experiment.__file__).parents[1].glob("datasets/runs/*.json") for run in load(path)]
-    assert runs and all(run.device is None for run in runs)
-
-
-def load(path: Path) -> tuple[Run, ...]:
-    return recorded(path.stem)
+    for name in ("cliff", "killed"):
+        runs = recorded(name)
+        assert runs and all(run.device is None and not run.settings.devices for run in runs)
 
 
 def test_the_command_line(forged: Path, capsys: pytest.CaptureFixture[str]) -> None:

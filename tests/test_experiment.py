@@ -600,3 +600,11 @@ def test_half_an_event_is_no_event() -> None:
         assert process.events.get(timeout=10) is None
         assert process.wait() == 0
     assert process.last_words() == '{"event": "tok'
+
+
+def test_layers_that_no_device_takes_are_not_passed_over_in_silence(tiny: Path) -> None:
+    run = measure(tiny, tokens=1, n_gpu_layers=2, n_threads=1)
+    if not all(buffer.device.startswith("CPU") for buffer in run.buffers):
+        pytest.skip("this build has a device that takes the layers")
+    assert run.ok and run.caution.startswith("n_gpu_layers=2 had no effect, since there is no device for them")
+    assert not measure(tiny, tokens=1, n_threads=1).caution

@@ -123,7 +123,8 @@ def test_what_a_program_cannot_be_told_is_said() -> None:
     assert "-ctk q8_0 -ctv q4_0" in found["ollama"], "one type for both"
     same = flags("m", Settings(type_k="q8_0", type_v="q8_0"), n_layer=2)["ollama"]
     assert "OLLAMA_KV_CACHE_TYPE=q8_0" in same and "#" not in same
-    assert "Number of layers for which to force MoE layers into CPU: 10" in found["lmstudio"] and "-ncmoe" not in found["lmstudio"]
+    assert "Number of layers for which to force MoE layers into CPU: 10" in found["lmstudio"]
+    assert "-ncmoe" not in found["lmstudio"]
     assert "#" not in found["llama.cpp"]
 
 

@@ -93,6 +93,7 @@ def test_the_contract() -> None:
         "cap_bytes": 600 * MiB,
         "cap_how": "cgroup-v1",
         "evict": "random",
+        "memlock_bytes": None,
     }
     wanted = ["weights", "repack", "kv", "compute", "output", "anon_floor", "rss_anon", "rss_file"]
     assert {f"{name}_bytes" for name in wanted} | {"decode_ms"} <= set(values["predicted"])

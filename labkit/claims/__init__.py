@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from labkit.claims import checks_01, checks_02, checks_03, checks_04
+from labkit.claims import checks_01, checks_02, checks_03, checks_04, checks_05
 from labkit.claims.bench import Bench, Unsettled
 from labkit.claims.ledger import OPEN, SYMBOLS, Claim, Settled, all, get
 from labkit.forge import models_dir
@@ -48,7 +48,9 @@ __all__ = [
 ]
 
 SCHEMA = 1
-CHECKS = {**checks_01.CHECKS, **checks_02.CHECKS, **checks_03.CHECKS, **checks_04.CHECKS}
+CHECKS = {
+    name: check for lab in (checks_01, checks_02, checks_03, checks_04, checks_05) for name, check in lab.CHECKS.items()
+}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from labkit import caps, engine, ggml, gguf, mixtures, models, predict
 from labkit import run as runs_file
 from labkit.claims import storage
 from labkit.claims.cachebench import CacheFigures
+from labkit.claims.lockbench import LockFigures
 from labkit.claims.offloadbench import OffloadFigures
 from labkit.claims.unsettled import Unsettled as Unsettled
 from labkit.claims.unsettled import or_unsettled
@@ -50,7 +51,7 @@ KNOWN_OPTIONS = ("--batch-size", "LLAMA_ARG_BATCH")  # where these are not found
 Progress = Callable[[float, str], None]
 
 
-class Bench(CacheFigures, OffloadFigures):
+class Bench(CacheFigures, OffloadFigures, LockFigures):
     """Runs and other measurements for checks, each made at most once.
 
     Args:

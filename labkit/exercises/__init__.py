@@ -23,6 +23,9 @@ from labkit.exercises.lab_04 import hop_ms as hop_ms
 from labkit.exercises.lab_04 import layers_for_13b as layers_for_13b
 from labkit.exercises.lab_04 import leaves_first as leaves_first
 from labkit.exercises.lab_04 import plus_one as plus_one
+from labkit.exercises.lab_05 import context_for_locked_7b as context_for_locked_7b
+from labkit.exercises.lab_05 import unlocked_part as unlocked_part
+from labkit.exercises.lab_05 import will_lock_fit as will_lock_fit
 from labkit.forge import header_bytes
 from labkit.gguf import Header
 from labkit.settings import Settings

@@ -2,6 +2,7 @@
 
 from labkit.figures.bits import BitRow, what_a_bit_buys
 from labkit.figures.blocks import BlockField, block_map
+from labkit.figures.boundary import boundary
 from labkit.figures.cachecost import SizeRow, cache_layers, cache_sizes, flash_attention
 from labkit.figures.cachequality import cache_quality, kld_by_position
 from labkit.figures.cells import slot_map
@@ -10,8 +11,11 @@ from labkit.figures.context import BudgetRow, context_budget
 from labkit.figures.crossing import CrossingRow, crossing
 from labkit.figures.depth import speed_at_depth
 from labkit.figures.image import png, show
+from labkit.figures.latency import first_token, latency
 from labkit.figures.layermap import layer_map
 from labkit.figures.layers import layer_faults
+from labkit.figures.lock import what_is_locked
+from labkit.figures.lockbudget import lock_budget
 from labkit.figures.machine import machine_card
 from labkit.figures.mechanisms import mechanisms
 from labkit.figures.memory import where_the_model_is
@@ -43,6 +47,7 @@ __all__ = [
     "block_map",
     "block_size",
     "block_weights",
+    "boundary",
     "cache_layers",
     "cache_policies",
     "cache_quality",
@@ -52,10 +57,13 @@ __all__ = [
     "context_presets",
     "crossing",
     "error_by_type",
+    "first_token",
     "flash_attention",
     "kld_by_position",
+    "latency",
     "layer_faults",
     "layer_map",
+    "lock_budget",
     "machine_card",
     "mechanisms",
     "mixture_map",
@@ -75,5 +83,6 @@ __all__ = [
     "two_processes",
     "what_a_bit_buys",
     "what_if_devices",
+    "what_is_locked",
     "where_the_model_is",
 ]

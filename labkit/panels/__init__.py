@@ -20,6 +20,7 @@ from labkit.imatrix import Imatrix
 from labkit.mapping import MappedFile
 from labkit.panels.blocks import BlockExplorer
 from labkit.panels.cache import CacheQuality, ContextCost, SlotMap
+from labkit.panels.lock import LockBudget, PressureRun
 from labkit.panels.offload import Offload
 from labkit.panels.offloadrun import OffloadRun
 from labkit.panels.parts import WIDE, Runner, image, say
@@ -300,8 +301,10 @@ __all__ = [
     "BlockExplorer",
     "CacheQuality",
     "ContextCost",
+    "LockBudget",
     "Offload",
     "OffloadRun",
+    "PressureRun",
     "Residency",
     "SlotMap",
     "Tuner",

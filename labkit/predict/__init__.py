@@ -6,6 +6,7 @@ from labkit.predict.compute import compute_bytes, output_bytes
 from labkit.predict.hparams import n_vocab
 from labkit.predict.kv import Cache, LayerCache, cache, kv_bytes, kv_bytes_per_token, recurrent_bytes
 from labkit.predict.limits import check
+from labkit.predict.lock import Lock, lock, raise_limit
 from labkit.predict.offload import Side, Split, offload
 from labkit.predict.offload_speed import Speeds, calibrate, offload_ms
 from labkit.predict.placement import EXPERTS, place
@@ -26,6 +27,7 @@ __all__ = [
     "VOCABULARY_BYTES_PER_TOKEN",
     "Cache",
     "LayerCache",
+    "Lock",
     "Predicted",
     "Side",
     "Speeds",
@@ -38,6 +40,7 @@ __all__ = [
     "decode_ms",
     "kv_bytes",
     "kv_bytes_per_token",
+    "lock",
     "memory",
     "n_vocab",
     "offload",
@@ -45,6 +48,7 @@ __all__ = [
     "output_bytes",
     "paging_ms",
     "place",
+    "raise_limit",
     "recurrent_bytes",
     "repacked",
 ]
