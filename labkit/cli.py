@@ -218,6 +218,7 @@ _SETTINGS = ("load_mode", "repack", *_CONTEXT, "n_gpu_layers", "n_threads")
 
 
 def _measure(args: argparse.Namespace) -> int:
+    from labkit import gguf, models, predict
     from labkit.bandwidth import ram_bandwidth
     from labkit.engine import usable_cores
     from labkit.experiment import Interrupted, measure
@@ -228,6 +229,7 @@ def _measure(args: argparse.Namespace) -> int:
     chosen |= _cache_types(args.kv)
     if args.devices:
         chosen["devices"] = tuple(args.devices)
+    predict.check(gguf.read_header(models.find(args.model).path), Settings.of(chosen))
     status = None
     threads = Settings.of(chosen).n_threads or usable_cores()  # bad settings are refused before anything is measured
     bandwidth = ram_bandwidth(seconds=0.3, n_threads=min(threads, usable_cores())).bytes_per_s

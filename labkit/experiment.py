@@ -143,7 +143,7 @@ def measure(
         report = progress or stack.enter_context(bar(f"measuring {Path(model).name}"))
         found = models.find(model, progress=lambda share, text: report(FIND_SHARE * share, text))
         header = gguf.read_header(found.path)
-        predict.check(header, wanted)
+        predict.check_types(header, wanted)
         here = machine()
         predicted = predict.memory(
             header,
@@ -183,7 +183,7 @@ def measure(
         refusal = refusal or _refusal(
             predicted, wanted, cap_bytes, here, split=split, vram_bytes=vram_bytes, beside=beside
         )
-        if refusal:
+        if refusal := refusal or predict.too_long(header, wanted):
             return replace(blank, reason=refusal)
         device = None
         if on_loopback:

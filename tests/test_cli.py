@@ -317,10 +317,10 @@ def test_measure_passes_every_option_on(labkit: Command, forged: str, monkeypatc
     monkeypatch.setattr(experiment, "measure", fake)
     options = "--load none --no-repack --ctx 1024 --ubatch 64 --kv q8_0/q4_0 --flash-attn on --ngl 3 --threads 1"
     more = "--device A --device B --vram 3GiB --cap 2GiB --tokens 5 --hold 0.5 --timeout 9 --prompt hello"
-    assert said(labkit("measure", "x", *options.split(), *more.split())) == "enough"
+    assert said(labkit("measure", forged, *options.split(), *more.split())) == "enough"
     assert asked.pop("on_text") is not None and asked.pop("bandwidth_bytes_per_s") > 0
     assert asked == {
-        "model": "x",
+        "model": forged,
         "load_mode": "none",
         "repack": False,
         "n_ctx": 1024,

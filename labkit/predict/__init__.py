@@ -5,7 +5,7 @@ from __future__ import annotations
 from labkit.predict.compute import compute_bytes, output_bytes
 from labkit.predict.hparams import n_vocab
 from labkit.predict.kv import Cache, LayerCache, cache, kv_bytes, kv_bytes_per_token, recurrent_bytes
-from labkit.predict.limits import check
+from labkit.predict.limits import check, check_types, too_long
 from labkit.predict.lock import Lock, lock, raise_limit
 from labkit.predict.offload import Side, Split, offload
 from labkit.predict.offload_speed import Speeds, calibrate, offload_ms
@@ -36,6 +36,7 @@ __all__ = [
     "cache",
     "calibrate",
     "check",
+    "check_types",
     "compute_bytes",
     "decode_ms",
     "kv_bytes",
@@ -51,4 +52,5 @@ __all__ = [
     "raise_limit",
     "recurrent_bytes",
     "repacked",
+    "too_long",
 ]

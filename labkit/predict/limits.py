@@ -12,18 +12,34 @@ STRETCH = 32  # times the trained context: as far as rotary scaling was taken in
 
 
 def check(header: Header, settings: Settings) -> None:
-    """Refuse what llama.cpp would refuse for this model (llama_init_from_model), and a context nobody can use.
+    """Refuse what llama.cpp would refuse for this model, and a context nobody can use.
 
     Raises:
-        SettingsError: the context is more than 32 times the trained one; heads are no whole number of the cache type's
-            blocks; or K and V differ in type where one vector stands for both.
+        SettingsError: see ``too_long`` and ``check_types``.
     """
+    if said := too_long(header, settings):
+        raise SettingsError(said)
+    check_types(header, settings)
+
+
+def too_long(header: Header, settings: Settings) -> str | None:
+    """A sentence if the context is more than 32 times the trained one, else None."""
     trained = number(header, "context_length")
-    if trained and settings.n_ctx > STRETCH * trained:
-        raise SettingsError(
-            f"n_ctx is {settings.n_ctx:,}: this model was trained for {trained:,} tokens of context, and models have "
-            f"been stretched to {STRETCH} times that at most, so write {STRETCH * trained:,} or less."
-        )
+    if not trained or settings.n_ctx <= STRETCH * trained:
+        return None
+    return (
+        f"n_ctx is {settings.n_ctx:,}: this model was trained for {trained:,} tokens of context, and models have been "
+        f"stretched to {STRETCH} times that at most, so write {STRETCH * trained:,} or less."
+    )
+
+
+def check_types(header: Header, settings: Settings) -> None:
+    """Refuse cache types that llama.cpp would refuse for this model (llama_init_from_model).
+
+    Raises:
+        SettingsError: heads are no whole number of the cache type's blocks; or K and V differ in type where one vector
+            stands for both.
+    """
     if (is_latent(header) or header.arch == "deepseek4") and settings.type_k != settings.type_v:
         raise SettingsError(
             f"type_k is {settings.type_k} and type_v {settings.type_v}: this model keeps one vector for both, so "
