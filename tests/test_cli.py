@@ -339,9 +339,9 @@ def test_measure_passes_every_option_on(labkit: Command, forged: str, monkeypatc
         "prompt": "hello",
     }
     asked.clear()
-    labkit("measure", "x", "--json")
+    labkit("measure", forged, "--json")
     standard = {
-        "model": "x",
+        "model": forged,
         "cap": None,
         "device_memory": None,
         "tokens": 8,
