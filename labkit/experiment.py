@@ -22,7 +22,7 @@ from labkit.engine import cpu_features, usable_cores, version_problem
 from labkit.enginelog import Buffer
 from labkit.machine import Machine, available_bytes, machine
 from labkit.predict import Predicted
-from labkit.predict.offload import Split, offload, on_host
+from labkit.predict.offload import offload, on_host
 from labkit.progress import Progress, bar
 from labkit.run import DeviceUse, LayerStep, Measured, ModelInfo, Phase, Run, Sample, Timings
 from labkit.settings import LOOPBACK, Settings, SettingsError
@@ -32,6 +32,7 @@ SAMPLE_HZ = 50.0
 SAFE_SHARE = 0.8  # of the available memory; a run that may need more could push the machine itself
 ABORT_SHARE = 0.1  # of what was available at the start; the child is stopped when less than this is left
 LOOK_S = 0.2  # how often the cap, the time limit, the cancel button and the machine's memory are looked at
+PAGE_LOCKING = ("CUDA", "ROCm", "Vulkan", "SYCL")  # backends that offer page-locked host memory, see ``offload``
 DYING_S = 1.0  # between the end of a process's connections and its own
 EVICTIONS = (None, "readahead", "random")
 # How far a progress bar is when the model has been found (or written), and when each phase begins.
@@ -160,12 +161,21 @@ def measure(
             predicted = replace(predicted, decode_ms=ms)
         threads = wanted.n_threads or usable_cores()
         on_loopback = LOOPBACK in wanted.devices
-        split, use = None, None
-        if on_loopback:
-            split = offload(header, wanted, n_devices=len(wanted.devices), cpu_features=cpu_features())
+        use, lent = None, 0
+        if wanted.devices:
+            split = offload(
+                header,
+                wanted,
+                n_devices=len(wanted.devices),
+                cpu_features=cpu_features(),
+                pinned_host=any(name.startswith(PAGE_LOCKING) for name in wanted.devices),
+                page_bytes=here.page_bytes,
+            )
             predicted = on_host(predicted, split, header, wanted, prompt_tokens=prompt_tokens, cap_bytes=cap_bytes)
-            there = split.devices[wanted.devices.index(LOOPBACK)]
-            use = DeviceUse(LOOPBACK, vram_bytes, threads, predicted_bytes=there.total_bytes)
+            if on_loopback:  # it lives in the same memory
+                there = split.devices[wanted.devices.index(LOOPBACK)]
+                use = DeviceUse(LOOPBACK, vram_bytes, threads, predicted_bytes=there.total_bytes)
+                lent = there.pinned_bytes if vram_bytes is None else min(there.pinned_bytes, vram_bytes)
         blank = Run(
             model=ModelInfo(found.name, str(found.path), header.arch, header.file_bytes, found.forged),
             settings=wanted,
@@ -180,9 +190,7 @@ def measure(
         )
         refusal = version_problem() or (device_problem() if on_loopback else None)
         refusal = refusal or (_memlock.problem(memlock_bytes) if memlock_bytes is not None else None)
-        refusal = refusal or _refusal(
-            predicted, wanted, cap_bytes, here, split=split, vram_bytes=vram_bytes, beside=beside
-        )
+        refusal = refusal or _refusal(predicted, wanted, cap_bytes, here, lent=lent, beside=beside)
         if refusal := refusal or predict.too_long(header, wanted):
             return replace(blank, reason=refusal)
         device = None
@@ -259,8 +267,7 @@ def _refusal(
     cap_bytes: int | None,
     here: Machine,
     *,
-    split: Split | None,
-    vram_bytes: int | None,
+    lent: int,
     beside: Beside | None,
 ) -> str | None:
     """Why this run must not start, or None. A run that dies alone is fine; one that takes the machine along is not."""
@@ -270,12 +277,7 @@ def _refusal(
             return f"no memory cap is possible here: {method.reason}"
     if here.available_bytes is None:
         return None
-    pinned, lent = predicted.anon_floor_bytes, 0
-    if split is not None:  # the loopback device lives in the same memory
-        pinned = split.host.pinned_bytes + predicted.python_bytes
-        lent = split.devices[wanted.devices.index(LOOPBACK)].pinned_bytes
-        lent = lent if vram_bytes is None else min(lent, vram_bytes)
-    pinned += min(predicted.locked_bytes, predicted.mapped_bytes)  # heap is in the floor
+    pinned = predicted.anon_floor_bytes + min(predicted.locked_bytes, predicted.mapped_bytes)  # heap is in the floor
     elsewhere = lent  # a cap holds the host's process alone, and what is inside with it
     if beside is not None:
         pinned += beside.inside_bytes

@@ -608,3 +608,13 @@ def test_layers_that_no_device_takes_are_not_passed_over_in_silence(tiny: Path) 
         pytest.skip("this build has a device that takes the layers")
     assert run.ok and run.caution.startswith("n_gpu_layers=2 had no effect, since there is no device for them")
     assert not measure(tiny, tokens=1, n_threads=1).caution
+
+
+def test_a_run_on_a_named_device_is_predicted_for_the_host_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = measure(tiny, tokens=1, n_threads=1, repack=False).predicted
+    monkeypatch.setattr(experiment, "version_problem", lambda: "enough.")  # there is no such device here
+    gone = measure(tiny, devices=("CUDA0",), n_gpu_layers=99, repack=False)
+    assert (gone.outcome, gone.reason) == ("refused", "enough.") and gone.device is None
+    assert gone.predicted.kv_bytes == 0 < whole.kv_bytes
+    assert gone.predicted.anon_floor_bytes < whole.anon_floor_bytes and gone.predicted.mapped_bytes < whole.mapped_bytes
+    assert measure(tiny, devices=("CUDA0",), n_gpu_layers=0, repack=False).predicted.kv_bytes == whole.kv_bytes
