@@ -238,7 +238,7 @@ def test_the_distribution_is_drawn_and_written() -> None:
     text = said(fig)
     assert "median 310 ms, p95 900 ms, worst 900 ms; 8,638 major faults" in text
     assert "oom-killed: the kernel killed it in context." in text
-    assert "95 of 100 tokens take at most 47.0 ms with mmap+mlock and 900 ms with mmap" in text
+    assert "the median token takes 42.0 ms with load mode mmap+mlock and 310 ms with mmap" in text
     assert "Beside 300 MiB of ballast" in text and fig.axes[0].get_xscale() == "log"
     assert "whatever the load mode" in said(picture("latency, alike"))
     assert picture("latency, alike").axes[0].get_xlim() == (10, 1000)

@@ -74,7 +74,7 @@ def c121(bench: Bench) -> Finding:
     locked, loose = (bench.longest(THIRTEEN, settings, room) for settings in (LOCK, LOOSE))
     foreseen = seen.long.predicted
     need = min(foreseen.locked_bytes, foreseen.mapped_bytes) + foreseen.rss_anon_bytes
-    there = "" if at_once is None else f"; {fmt_bytes(at_once)} of its {fmt_bytes(kv)} of cache were there at once"
+    there = "" if at_once is None else f"; making the context added {fmt_bytes(at_once)}, its cache is {fmt_bytes(kv)}"
     return Finding(
         verdict,
         f"Under a cap of {fmt_bytes(seen.cap_bytes)} {seen.long.model.name} with its weights locked "

@@ -212,14 +212,14 @@ def _latency_title(rows: Sequence[Pressured], names: Sequence[str]) -> str:
     }
     if not timed:
         return "No run came through to be timed under this pressure"
-    best, worst = (choose(timed, key=lambda name: timed[name][1]) for choose in (min, max))
+    best, worst = (choose(timed, key=lambda name: timed[name][0]) for choose in (min, max))
     given = {row.ballast_bytes for row in rows}
     beside = f"Beside {fmt_bytes(given.pop())} of ballast" if len(given) == 1 else "Under pressure"
-    if best == worst or timed[worst][1] < 1.5 * timed[best][1]:
-        return f"{beside}, 95 of 100 tokens take at most {fmt_ms(timed[worst][1])}, whatever the load mode"
+    if best == worst or timed[worst][0] < 1.5 * timed[best][0]:
+        return f"{beside}, the median token takes at most {fmt_ms(timed[worst][0])}, whatever the load mode"
     return (
-        f"{beside}, 95 of 100 tokens take at most {fmt_ms(timed[best][1])} with {best} and "
-        f"{fmt_ms(timed[worst][1])} with {worst}"
+        f"{beside}, the median token takes {fmt_ms(timed[best][0])} with load mode {best} and "
+        f"{fmt_ms(timed[worst][0])} with {worst}"
     )
 
 

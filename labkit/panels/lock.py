@@ -14,7 +14,7 @@ from labkit import figures, predict
 from labkit.figures.latency import spread
 from labkit.lockbudget import AT_MOST, longest_context, needed, pinned_bytes
 from labkit.panels.offload import header, wide
-from labkit.panels.parts import WIDE, Runner, image, say
+from labkit.panels.parts import WIDE, Runner, draw, image, refuse, say
 from labkit.progress import Progress
 from labkit.settings import Settings, SettingsError
 from labkit.units import GiB, MiB, fmt_bytes, fmt_ms, parse_bytes
@@ -93,7 +93,7 @@ class LockBudget:
         try:
             predict.check(known, chosen)
         except SettingsError as error:
-            self.text.value = say(str(error))
+            refuse(self.image, self.text, error)
             return
         # The axis depends on the model and the limit alone: what the other controls change must not change it too.
         top = 1 << math.ceil(math.log2(1.3 * max(limit, known.tensor_bytes)))
@@ -106,7 +106,7 @@ class LockBudget:
             top_bytes=top,
             cpu_features=self._features,
         )
-        self.image.value = figures.png(shown)
+        draw(self.image, figures.png(shown))
         self.text.value = "".join(say(line) for line in self._lines(known, chosen, limit))
 
     def _lines(self, known: Header, chosen: Settings, limit: int) -> list[str]:
@@ -124,7 +124,7 @@ class LockBudget:
         side = "less" if must <= limit else "more"
         if must > limit:
             fate = "the kernel kills it"
-        elif must + p.mapped_bytes - p.locked_bytes > limit:
+        elif not p.locked_bytes and must + max(0, p.mapped_bytes - p.repack_bytes) > limit:  # copies replace pages
             fate = "it lives, and reads weights from the disk again and again"
         else:
             fate = "it lives, and nothing of it is read twice"

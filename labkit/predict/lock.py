@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 REMEDIES = {
     "Linux": (
-        "`ulimit -l unlimited` in the shell that starts it, up to the hard limit; above that, `LimitMEMLOCK=infinity` "
-        "in the systemd unit, `USER - memlock unlimited` in /etc/security/limits.conf, or "
+        "`ulimit -S -l hard` in the shell that starts it, up to the hard limit; above that, `LimitMEMLOCK=infinity` in "
+        "the systemd unit, `USER - memlock unlimited` in /etc/security/limits.conf (from the next login), or "
         "`docker run --ulimit memlock=-1`"
     ),
     "WSL": "`ulimit -l unlimited` as root, and `memory=` in .wslconfig for how much there is to lock",
