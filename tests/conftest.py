@@ -1,9 +1,14 @@
 """Fixtures shared by all tests."""
 
 import importlib.util
+import signal
 from pathlib import Path
 
 import pytest
+
+# A shell's background jobs ignore Ctrl-C, and their children inherit that; the tests of it need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

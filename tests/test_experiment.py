@@ -531,13 +531,8 @@ def test_it_can_be_cancelled(tiny: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("cap", [None, pytest.param("1GiB", marks=CAPPED)])
 def test_ctrl_c_ends_it_and_keeps_what_there_was(cap: str | None, tiny: Path) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    try:
-        with pytest.raises(Interrupted) as stopped:
-            press = at("hold", lambda: os.kill(os.getpid(), signal.SIGINT))
-            measure(tiny, tokens=2, hold_s=60, cap=cap, progress=press)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(Interrupted) as stopped:
+        measure(tiny, tokens=2, hold_s=60, cap=cap, progress=at("hold", lambda: os.kill(os.getpid(), signal.SIGINT)))
     assert isinstance(stopped.value, KeyboardInterrupt)
     run = stopped.value.run
     assert (run.outcome, run.reason) == ("interrupted", "it was stopped from the keyboard.")
