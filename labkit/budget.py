@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from labkit import predict
 from labkit.gguf import Header
-from labkit.settings import Settings
+from labkit.settings import CELL_PADDING, Settings
 
 if TYPE_CHECKING:
     from labkit.figures.context import BudgetRow
 
 CONTEXTS = tuple(512 << n for n in range(9))
 """512 to 131,072 tokens."""
-_CELLS = 256  # llama.cpp pads n_ctx to it, so between two multiples nothing changes
 
 
 def budget(header: Header, settings: Settings, *, label: str = "") -> BudgetRow:
@@ -45,17 +44,17 @@ def context_curve(
     lengths = set(contexts)
     if limit_bytes is not None:
         longest = longest_context(header, settings, limit_bytes, at_most=max(contexts))
-        lengths |= {longest, longest + _CELLS} if min(contexts) <= longest < max(contexts) else set()
+        lengths |= {longest, longest + CELL_PADDING} if min(contexts) <= longest < max(contexts) else set()
     return tuple(budget(header, replace(settings, n_ctx=n)) for n in sorted(lengths))
 
 
 def longest_context(header: Header, settings: Settings, limit_bytes: int, *, at_most: int = CONTEXTS[-1]) -> int:
     """The longest ``n_ctx``, a multiple of 256, with which everything fits in ``limit_bytes``; 0 if there is none."""
-    fits, too_long = 0, at_most // _CELLS + 1
+    fits, too_long = 0, at_most // CELL_PADDING + 1
     while too_long - fits > 1:
         middle = (fits + too_long) // 2
-        if budget(header, replace(settings, n_ctx=middle * _CELLS)).bytes <= limit_bytes:
+        if budget(header, replace(settings, n_ctx=middle * CELL_PADDING)).bytes <= limit_bytes:
             fits = middle
         else:
             too_long = middle
-    return fits * _CELLS
+    return fits * CELL_PADDING

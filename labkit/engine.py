@@ -38,11 +38,10 @@ from labkit.enginelog import (
 )
 from labkit.ggml_types import TYPES
 from labkit.ggmltensor import Reader
-from labkit.settings import CACHE_TYPES, FLASH_ATTN, LOAD_MODES, LOOPBACK, Settings
+from labkit.settings import CACHE_TYPES, CELL_PADDING, FLASH_ATTN, LOAD_MODES, LOOPBACK, Settings
 from labkit.units import fmt_bytes
 
 PINNED = "0.3.36"
-CTX_PAD = 256  # llama.cpp rounds n_ctx up to a multiple of this
 KV_DEBUG = "LLAMA_KV_CACHE_DEBUG"  # read when a context is made; 3: log every cell's sequence and position
 _CPU_FEATURES = ("avx2", "avx512", "neon", "dotprod", "matmul_int8", "sve", "vxe", "amx_int8")
 
@@ -346,7 +345,7 @@ class Context:
             params.cb_eval = self._on_eval
         if map_cells:
             # slot_maps needs a batch larger than the cache, which llama.cpp grants only where attention is not causal.
-            params.n_batch = max(settings.n_batch, settings.n_ctx + CTX_PAD + 1)
+            params.n_batch = max(settings.n_batch, settings.n_ctx + CELL_PADDING + 1)
             params.attention_type = ll.LLAMA_ATTENTION_TYPE_NON_CAUSAL
         _log.take()
         with _environment(KV_DEBUG, "3" if map_cells else None):

@@ -8,9 +8,8 @@ from dataclasses import replace
 from labkit import predict
 from labkit.gguf import Header
 from labkit.predict import Predicted
-from labkit.settings import Settings
+from labkit.settings import CELL_PADDING, Settings
 
-CELLS = 256  # llama.cpp pads n_ctx to it
 AT_MOST = 131_072
 
 
@@ -43,11 +42,11 @@ def longest_context(
         at_most: where the search ends.
     """
     features = tuple(cpu_features)
-    fits, too_long = 0, at_most // CELLS + 1
+    fits, too_long = 0, at_most // CELL_PADDING + 1
     while too_long - fits > 1:
         middle = (fits + too_long) // 2
-        if pinned_bytes(needed(header, settings, middle * CELLS, cpu_features=features)) <= limit_bytes:
+        if pinned_bytes(needed(header, settings, middle * CELL_PADDING, cpu_features=features)) <= limit_bytes:
             fits = middle
         else:
             too_long = middle
-    return fits * CELLS
+    return fits * CELL_PADDING

@@ -13,9 +13,9 @@ from labkit.checking import Verdict, check_function, check_number
 from labkit.forge import header_bytes
 from labkit.ggml_types import TYPES
 from labkit.gguf import Header
-from labkit.predict.kv import CELL_PADDING, kv_bytes_per_token
 from labkit.predict.kv import cache as cache_of
-from labkit.settings import Settings
+from labkit.predict.kv import kv_bytes_per_token
+from labkit.settings import CELL_PADDING, Settings
 from labkit.units import GiB, KiB
 
 FREE_BYTES = 14 * GiB  # of 16 GiB, with 2 for everything else

@@ -12,9 +12,9 @@ from labkit import gguf
 from labkit.checking import Verdict, check_function, check_number
 from labkit.forge import header_bytes
 from labkit.gguf import Header
-from labkit.lockbudget import CELLS, longest_context, needed, pinned_bytes
+from labkit.lockbudget import longest_context, needed, pinned_bytes
 from labkit.predict import Predicted
-from labkit.settings import Settings
+from labkit.settings import CELL_PADDING, Settings
 from labkit.units import GiB, KiB, MiB, fmt_bytes
 
 LOCKED = Settings(load_mode="mmap+mlock", repack=False, n_ctx=4096)
@@ -92,7 +92,7 @@ def context_for_locked_7b(answer: Any) -> Verdict:
     """
     right = longest_context(_header(), LOCKED, ROOM_BYTES)
     is_number = isinstance(answer, (int, float)) and not isinstance(answer, bool) and math.isfinite(answer)
-    between = answer if is_number and right < answer < right + CELLS else math.nan
+    between = answer if is_number and right < answer < right + CELL_PADDING else math.nan
     return check_number(
         answer,
         right=right,
@@ -118,9 +118,9 @@ def context_for_locked_7b(answer: Any) -> Verdict:
 
 def _most(room: int, size: Callable[[Predicted], int]) -> int:
     """The longest context, a multiple of 256, whose size is at most ``room``."""
-    n = CELLS
-    while size(_at(replace(LOCKED, n_ctx=n + CELLS))) <= room:
-        n += CELLS
+    n = CELL_PADDING
+    while size(_at(replace(LOCKED, n_ctx=n + CELL_PADDING))) <= room:
+        n += CELL_PADDING
     return n
 
 

@@ -16,9 +16,9 @@ from matplotlib.ticker import NullLocator
 from labkit.figures import style, words
 from labkit.figures.lines import tokens
 from labkit.figures.style import GUESS, INK, KINDS, LIMIT, Kind
+from labkit.settings import CELL_PADDING
 from labkit.units import fmt_bytes
 
-_CELLS = 256  # llama.cpp pads n_ctx to it
 PARTS: dict[str, Kind] = {
     "weights_bytes": Kind("weights", KINDS["file"].colour, KINDS["file"].hatch),
     "kv_bytes": KINDS["kv"],
@@ -145,7 +145,7 @@ def _longest(rows: Sequence[BudgetRow], limit_bytes: int | None) -> int | None:
         if after.bytes > limit_bytes:
             share = (limit_bytes - before.bytes) / (after.bytes - before.bytes)
             n = int(before.n_ctx + share * (after.n_ctx - before.n_ctx))
-            return max(n // _CELLS * _CELLS, before.n_ctx)
+            return max(n // CELL_PADDING * CELL_PADDING, before.n_ctx)
     return rows[-1].n_ctx
 
 

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from labkit.figures import style, words
 from labkit.figures.style import GUESS, INK, KINDS, LIMIT, Kind
-from labkit.lockbudget import CELLS, longest_context, needed, pinned_bytes
+from labkit.lockbudget import longest_context, needed, pinned_bytes
+from labkit.settings import CELL_PADDING
 from labkit.units import fmt_bytes
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def lock_budget(
     may_give = longest_context(header, loose, limit_bytes, cpu_features=features)
     is_locked = loose != settings
     last = last or max(2 * fits, 8192)
-    at = np.unique(np.linspace(CELLS, last, _POINTS).astype(int))
+    at = np.unique(np.linspace(CELL_PADDING, last, _POINTS).astype(int))
     found = [needed(header, settings, int(n), cpu_features=features) for n in at]
     parts = {name: np.array([_part(p, name) for p in found], float) for name in LOCKED_PARTS}
     top = top_bytes or 1.35 * limit_bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from labkit.gguf import Header, row_bytes
 from labkit.predict.architectures import KNOWN, NOT_EXACT
 from labkit.predict.layers import is_latent, kv_widths, layers, window
-from labkit.settings import Settings
+from labkit.settings import CELL_PADDING, Settings
 
 __all__ = [
     "Cache",
@@ -21,7 +21,6 @@ __all__ = [
     "streams_and_cells",
 ]
 
-CELL_PADDING = 256  # llama_context pads n_ctx to it (src/llama-context.cpp)
 _STATE_BYTES = 4  # recurrent states are f32, whatever the cache types (llama_model::create_memory)
 
 
