@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 from labkit.figures import style, words
+from labkit.figures.memory import setting_name
 from labkit.figures.split import measured_split, predicted_split
 from labkit.figures.style import INK, KINDS
 from labkit.units import fmt_bytes
@@ -35,7 +36,7 @@ def what_is_locked(runs: Sequence[Run], *, labels: Sequence[str] | None = None, 
         labels: a name per run; without it, the load mode and whether weights are repacked.
         title: replaces the sentence computed from the runs.
     """
-    names = list(labels) if labels is not None else [_setting_name(run) for run in runs]
+    names = list(labels) if labels is not None else [setting_name(run) for run in runs]
     if len(names) != len(runs):
         raise ValueError(f"{len(names)} labels for {len(runs)} runs: give one label per run.")
     rows = [(_sides(run, measured=False), _sides(run, measured=True)) for run in runs]
@@ -175,10 +176,6 @@ def _legend(fig: Figure, drawn: Sequence[Sides]) -> None:
         title_fontsize=9,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
     )
-
-
-def _setting_name(run: Run) -> str:
-    return run.settings.load_mode if run.settings.repack else f"{run.settings.load_mode}, no repack"
 
 
 def _title(runs: Sequence[Run]) -> str:

@@ -41,7 +41,7 @@ def where_the_model_is(
         limit_bytes: a limit that holds for all runs, drawn as a line. A run's own cap is drawn in its own row.
         title: replaces the sentence computed from the runs.
     """
-    names = list(labels) if labels is not None else [_setting_name(run) for run in runs]
+    names = list(labels) if labels is not None else [setting_name(run) for run in runs]
     if len(names) != len(runs):
         raise ValueError(f"{len(names)} labels for {len(runs)} runs: give one label per run.")
     predicted = [predicted_split(run) for run in runs]
@@ -189,7 +189,8 @@ def _legend(
     )
 
 
-def _setting_name(run: Run) -> str:
+def setting_name(run: Run) -> str:
+    """How a run was loaded, in a few words."""
     return run.settings.load_mode if run.settings.repack else f"{run.settings.load_mode}, no repack"
 
 
