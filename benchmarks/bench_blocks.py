@@ -8,7 +8,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from labkit import blocks, ggml
+from labkit import blocks
+from labkit.engine import ggml
 from labkit.gguf import read_header
 
 ROW = 4096

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 
-from labkit.experiment import measure
+from labkit.experiments.measure import measure
 from labkit.units import MiB
 
 MODELS = ("smollm2", "llama-3.2-1b:Q4_K_M", "llama-2-7b:Q4_K_M")

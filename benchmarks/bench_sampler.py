@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
-from labkit.experiment import SAMPLE_HZ, measure
+from labkit.experiments.measure import SAMPLE_HZ, measure
 
 MODEL = "llama-3.2-1b:Q4_K_M"
 TOKENS = 48

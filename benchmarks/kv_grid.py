@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit import engine, predict, shapes
-from labkit.enginelog import parse_recurrent
-from labkit.forge import forge
+from labkit import engine, predict
+from labkit.engine.log import parse_recurrent
 from labkit.gguf import Header
+from labkit.models import shapes
+from labkit.models.forge import forge
 from labkit.settings import Settings
 from labkit.units import MiB
 

@@ -188,8 +188,8 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _forge(args: argparse.Namespace) -> int:
-    from labkit import shapes
-    from labkit.forge import forge
+    from labkit.models import shapes
+    from labkit.models.forge import forge
     from labkit.progress import bar
 
     if args.shape is None:
@@ -218,18 +218,19 @@ _SETTINGS = ("load_mode", "repack", *_CONTEXT, "n_gpu_layers", "n_threads")
 
 
 def _measure(args: argparse.Namespace) -> int:
-    from labkit import gguf, models, predict
-    from labkit.bandwidth import ram_bandwidth
-    from labkit.engine import usable_cores
-    from labkit.experiment import Interrupted, measure
-    from labkit.run import save
+    from labkit import gguf, predict
+    from labkit.experiments.measure import Interrupted, measure
+    from labkit.experiments.run import save
+    from labkit.models import lookup
     from labkit.settings import Settings
+    from labkit.system.bandwidth import ram_bandwidth
+    from labkit.system.machine import usable_cores
 
     chosen = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     chosen |= _cache_types(args.kv)
     if args.devices:
         chosen["devices"] = tuple(args.devices)
-    predict.check(gguf.read_header(models.find(args.model).path), Settings.of(chosen))
+    predict.check(gguf.read_header(lookup.find(args.model).path), Settings.of(chosen))
     status = None
     threads = Settings.of(chosen).n_threads or usable_cores()  # bad settings are refused before anything is measured
     bandwidth = ram_bandwidth(seconds=0.3, n_threads=min(threads, usable_cores())).bytes_per_s
@@ -294,11 +295,12 @@ def _print_run(run: Any) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from labkit import hardware, planning, tuner
-    from labkit.bandwidth import ram_bandwidth
     from labkit.engine import cpu_features
-    from labkit.machine import machine
+    from labkit.planning import planner, tuner
+    from labkit.predict import hardware
     from labkit.settings import Settings
+    from labkit.system.bandwidth import ram_bandwidth
+    from labkit.system.machine import machine
 
     if args.gpu == "list":
         known = {name: hardware.get(name).title for name in hardware.names()}
@@ -318,7 +320,7 @@ def _plan(args: argparse.Namespace) -> int:
         raise ValueError("this system does not say how much memory is available: give --ram.")
     device = hardware.get(args.gpu) if args.gpu else None
     bandwidth = ram_bandwidth(seconds=0.3).bytes_per_s if args.ram is None else None
-    found = planning.plan(
+    found = planner.plan(
         args.model,
         ram=ram,
         vram=args.vram,
@@ -350,16 +352,18 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace, found: Any, settings: Any) -> Any:
     """The plan on a real GPU of this machine, or on a loopback device of the planned size."""
-    from labkit import engine, tuner
+    from labkit import engine
+    from labkit.experiments.offload_sweep import verify
+    from labkit.planning.tuner import Tuned
     from labkit.settings import LOOPBACK
 
     room = found.assumptions["vram_bytes"]
     if not room:
         raise ValueError("there is no device to verify: give --vram or --gpu.")
     real = [device.name for device in engine.devices() if device.kind in ("GPU", "IGPU")]
-    return tuner.verify(
+    return verify(
         args.model,
-        tuner.Tuned(found.n_gpu_layers, found.n_cpu_moe, found.split, True, "", ()),
+        Tuned(found.n_gpu_layers, found.n_cpu_moe, found.split, True, "", ()),
         vram=room - (found.assumptions["device_margin_bytes"] or 0),
         device=real[0] if real else LOOPBACK,
         settings=settings,
@@ -367,7 +371,7 @@ def _verify(args: argparse.Namespace, found: Any, settings: Any) -> Any:
 
 
 def _claims(args: argparse.Namespace) -> int:
-    from labkit import claims
+    from labkit.course import claims
 
     status: int = claims.command(args.ids, topic=args.topic, as_json=args.json)
     return status

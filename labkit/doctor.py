@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from labkit import caps, engine, models
+from labkit import engine
 from labkit.engine import EngineInfo
-from labkit.machine import Machine, machine
+from labkit.models import lookup
+from labkit.system import caps
+from labkit.system.machine import Machine, machine
 from labkit.units import GiB, fmt_bytes
 
 
@@ -52,8 +54,8 @@ def examine() -> Doctor:
     name: str | None = None
     problem: str | None = None
     try:
-        name = models.bundled().name
-    except models.ModelError as error:
+        name = lookup.bundled().name
+    except lookup.ModelError as error:
         problem = str(error)
     return Doctor(here, built, name, problem, cap, _labs(here, built, problem, cap))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from labkit import dryrun, gguf, models, predict, quantplan
+from labkit import gguf, predict
+from labkit.experiments import dry_run
 from labkit.gguf import Header
+from labkit.models import lookup, quant_plan
 from labkit.settings import Settings
 from labkit.units import fmt_bytes
 
@@ -22,7 +24,7 @@ class Context:
     compute_from: str
 
 
-def context(model: models.Found, header: Header, settings: Settings) -> Context:
+def context(model: lookup.Found, header: Header, settings: Settings) -> Context:
     """Cache by formula; compute buffer by formula where that is exact, else as llama.cpp plans it.
 
     Raises:
@@ -31,7 +33,7 @@ def context(model: models.Found, header: Header, settings: Settings) -> Context:
     predict.check(header, settings)
     compute, exact = predict.compute_bytes(header, settings)
     source = "formula" if exact else "estimate"
-    if (planned := dryrun.compute_bytes(model.path, header, settings)) is not None:
+    if (planned := dry_run.compute_bytes(model.path, header, settings)) is not None:
         compute, source = planned, "dry run"
     return Context(settings, predict.cache(header, settings), compute, predict.output_bytes(header, settings), source)
 
@@ -42,7 +44,7 @@ class Inspection:
 
     header: Header
     context: Context | None = None
-    quant: quantplan.QuantPlan | None = None
+    quant: quant_plan.QuantPlan | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As ``labkit inspect --json`` prints it."""
@@ -99,12 +101,12 @@ def inspect(name: str, *, settings: Settings | None = None, quant: str | None = 
         GGUFError, ModelError: there is no such model, or it cannot be read.
         SettingsError: llama.cpp would refuse these settings for this model.
     """
-    found = models.find(name)
+    found = lookup.find(name)
     header = gguf.read_header(found.path)
     return Inspection(
         header,
         context=None if settings is None else context(found, header, settings),
-        quant=quantplan.plan(header, quant) if quant else None,
+        quant=quant_plan.plan_quant(header, quant) if quant else None,
     )
 
 
@@ -120,7 +122,7 @@ def _context_lines(context: Context) -> list[str]:
     return lines
 
 
-def _quant_lines(plan: quantplan.QuantPlan) -> list[str]:
+def _quant_lines(plan: quant_plan.QuantPlan) -> list[str]:
     lines = [f"as {plan.quant}: file {fmt_bytes(plan.file_bytes)}, {plan.bpw:.2f} bits per weight"]
     lines += _by_type(plan.types)
     if plan.fallbacks:

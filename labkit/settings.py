@@ -21,7 +21,7 @@ CACHE_TYPES = {
     "q4_0": 2,
     "iq4_nl": 20,
 }
-LOOPBACK = "loopback"  # the name of the device that ``labkit.device`` makes
+LOOPBACK = "loopback"  # the name of the device that ``labkit.experiments.device`` makes
 CELL_PADDING = 256  # llama_context rounds n_ctx up to a multiple of it (src/llama-context.cpp)
 N_CTX_MAX = 1 << 30  # llama.cpp pads n_ctx in 32 bits; past this the padding itself overflows
 N_SEQ_MAX = 256  # LLAMA_MAX_SEQ in src/llama-cparams.h

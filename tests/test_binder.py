@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support.paths import ROOT
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
 
-ROOT = Path(__file__).resolve().parent.parent
 BINDER = ROOT / "binder"
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT = PYPROJECT["project"]

@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import small
+from support.small import small
 
-from labkit import caps, cli, device, dryrun, engine, experiment, shapes
-from labkit.forge import forge, header_bytes
+from labkit import cli, engine
+from labkit.experiments import device, dry_run
+from labkit.experiments.measure import Interrupted, measure
+from labkit.experiments.run import Run, load
 from labkit.gguf import read_header
-from labkit.machine import machine
-from labkit.run import Run, load
+from labkit.models import shapes
+from labkit.models.forge import forge, header_bytes
 from labkit.settings import Settings
+from labkit.system import caps
+from labkit.system.machine import machine
 from labkit.units import MiB, fmt_bytes
 
 COMMANDS = ["doctor", "start", "run", "inspect", "forge", "measure", "plan", "claims"]
@@ -140,7 +144,7 @@ def test_ctrl_c_between_measurements_is_told(labkit: Command, forged: str, monke
     def stop(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "measure", stop)
+    monkeypatch.setattr("labkit.experiments.measure.measure", stop)
     assert labkit("measure", forged) == (130, "", "labkit: stopped.\n")
 
 
@@ -165,7 +169,7 @@ def test_inspect_prints_the_contract(labkit: Command, smollm2_path: Path) -> Non
 def test_inspect_predicts_for_a_context(labkit: Command) -> None:
     values = data(labkit("inspect", "llama-3.1-8b:Q4_K_M", "--ctx", "8192", "--kv", "q8_0", "--json"))
     assert (values["n_ctx"], values["kv_bytes"]) == (8192, 8192 * 68 * 1024)
-    [plan] = dryrun.dry_runs("llama-3.1-8b:Q4_K_M", [Settings(n_ctx=8192, type_k="q8_0", type_v="q8_0")])
+    [plan] = dry_run.dry_runs("llama-3.1-8b:Q4_K_M", [Settings(n_ctx=8192, type_k="q8_0", type_v="q8_0")])
     assert (values["compute_bytes"], values["compute_from"]) == (plan.compute_bytes, "dry run")
     assert values["compute_exact"] and values["kv_exact"] and values["recurrent_bytes"] == 0
     mixed = data(labkit("inspect", "llama-3.1-8b:Q4_K_M", "--ctx", "8192", "--kv", "q8_0/q4_0", "--json"))
@@ -191,7 +195,7 @@ def test_inspect_counts_sequences_and_states(labkit: Command) -> None:
 
 
 def test_without_llama_cpp_the_compute_buffer_is_an_estimate(labkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dryrun, "version_problem", lambda: "llama-cpp-python is not installed.")
+    monkeypatch.setattr(dry_run, "version_problem", lambda: "llama-cpp-python is not installed.")
     values = data(labkit("inspect", "phi-3-mini:Q4_0", "--ctx", "512", "--json"))
     assert (values["compute_from"], values["compute_exact"]) == ("estimate", False)
     assert "compute buffer about" in labkit("inspect", "phi-3-mini:Q4_0", "--ctx", "512")[1]
@@ -314,7 +318,7 @@ def test_measure_passes_every_option_on(labkit: Command, forged: str, monkeypatc
         asked.update(model=model, **options)
         raise ValueError("enough")
 
-    monkeypatch.setattr(experiment, "measure", fake)
+    monkeypatch.setattr("labkit.experiments.measure.measure", fake)
     options = "--load none --no-repack --ctx 1024 --ubatch 64 --kv q8_0/q4_0 --flash-attn on --ngl 3 --threads 1"
     more = "--device A --device B --vram 3GiB --cap 2GiB --tokens 5 --hold 0.5 --timeout 9 --prompt hello"
     assert said(labkit("measure", forged, *options.split(), *more.split())) == "enough"
@@ -404,12 +408,12 @@ def test_measure_keeps_a_record(labkit: Command, forged: str, tmp_path: Path) ->
 
 
 def test_measure_stopped_by_ctrl_c_still_answers(labkit: Command, forged: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    partial = experiment.measure(forged, tokens=1)
+    partial = measure(forged, tokens=1)
 
     def stop(*args: object, **options: object) -> None:
-        raise experiment.Interrupted(partial)
+        raise Interrupted(partial)
 
-    monkeypatch.setattr(experiment, "measure", stop)
+    monkeypatch.setattr("labkit.experiments.measure.measure", stop)
     assert data(labkit("measure", forged, "--json"), status=130) == json.loads(partial.to_json())
 
 

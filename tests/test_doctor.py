@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from labkit import caps, doctor, engine, models
-from labkit.caps import CapMethod
+from labkit import doctor, engine
 from labkit.doctor import Doctor, describe, examine
 from labkit.engine import EngineInfo
-from labkit.machine import Machine, machine
+from labkit.models import lookup
+from labkit.system import caps
+from labkit.system.caps import CapMethod
+from labkit.system.machine import Machine, machine
 from labkit.units import GiB
 
 ENGINE = EngineInfo(engine.PINNED, True, (engine.Device("CPU", "AMD EPYC", "CPU", 8 * GiB),), ("avx2",), None)
@@ -40,9 +42,9 @@ def on(
     if not model:
 
         def missing() -> None:
-            raise models.ModelError("the bundled model is not installed: run `uv sync`.")
+            raise lookup.ModelError("the bundled model is not installed: run `uv sync`.")
 
-        monkeypatch.setattr(models, "bundled", missing)
+        monkeypatch.setattr(lookup, "bundled", missing)
     return examine()
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from support.paths import ROOT
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
 
-ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 # Where the name of a module is not that of the declared package it comes with.
@@ -128,7 +128,8 @@ def test_the_library_imports_only_what_it_declares() -> None:
 def test_importing_labkit_is_light() -> None:
     """The arithmetic runs without llama.cpp, and `labkit plan` should not wait for matplotlib."""
     code = (
-        "import sys, labkit, labkit.gguf, labkit.shapes, labkit.forge, labkit.predict, labkit.notebooks, labkit.cli\n"
+        "import sys, labkit, labkit.gguf, labkit.models.shapes, labkit.models.forge, labkit.predict\n"
+        "import labkit.notebooks, labkit.cli\n"
         "print(sorted({'llama_cpp', 'matplotlib', 'ipywidgets', 'nbclient', 'IPython'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from labkit import workspace
 
@@ -109,4 +110,4 @@ def test_without_jupyterlab_one_sentence_says_what_to_install(labs: Path, monkey
 
 def test_this_checkout_is_recognised() -> None:
     assert workspace.in_checkout()
-    assert workspace.labs_dir() == Path(__file__).resolve().parent.parent / "labs"
+    assert workspace.labs_dir() == ROOT / "labs"

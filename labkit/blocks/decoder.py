@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.blocks.layouts import LAYOUTS, Integers, Layout, Plane, check
-from labkit.ggml_types import TYPES
+from labkit.gguf.types import TYPES
 
 Data: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8]
 

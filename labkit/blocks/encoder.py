@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.ggml_types import TYPES
+from labkit.gguf.types import TYPES
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

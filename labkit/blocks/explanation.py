@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from labkit.blocks.decoder import Data, as_bytes, decode, integers, scale_factors
 from labkit.blocks.layouts import FLOATS, LAYOUTS, Integers, Layout, check
-from labkit.ggml_types import TYPES
+from labkit.gguf.types import TYPES
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.ggml_types import TYPES
+from labkit.gguf.types import TYPES
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labkit.ggml_types import TYPES
 from labkit.gguf import Header
+from labkit.gguf.types import TYPES
 from labkit.predict.hparams import number
 from labkit.predict.layers import is_latent, kv_heads, kv_widths, layers
 from labkit.settings import Settings, SettingsError

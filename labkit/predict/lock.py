@@ -14,7 +14,7 @@ from labkit.settings import Settings
 from labkit.units import fmt_bytes
 
 if TYPE_CHECKING:
-    from labkit.machine import Machine
+    from labkit.system.machine import Machine
 
 REMEDIES = {
     "Linux": (

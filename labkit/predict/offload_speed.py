@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from labkit.predict.offload import Side, Split
 
 if TYPE_CHECKING:
-    from labkit.hardware import Hardware
+    from labkit.predict.hardware import Hardware
 
 HOP_MS = 0.02  # of a graphics card: tens of microseconds to start work there and wait for it; not measured here
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from labkit.gguf import Header, Tensor
+from labkit.models.tensor_types import layer_of
 from labkit.predict.hparams import EMBEDDING, has_output, n_vocab, number, per_layer
 from labkit.predict.layers import kv_heads, kv_widths
-from labkit.tensortypes import layer_of
 
 HOST = 0
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jupyter_browser as jb
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from support import jupyter_browser as jb
+from support.paths import ROOT
 
-LABS = sorted(Path(__file__).resolve().parents[2].joinpath("labs").glob("[0-9][0-9]_*.ipynb"))
+LABS = sorted((ROOT / "labs").glob("[0-9][0-9]_*.ipynb"))
 if "LABKIT_SHOTS" not in os.environ:
     LABS = [lab for lab in LABS if lab.name.startswith(("00_", "05_"))]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

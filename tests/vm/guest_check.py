@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from labkit import caps, probe
-from labkit.machine import machine
+from labkit.system import caps, probe
+from labkit.system.machine import machine
 
 MIB = 1 << 20
 GREEDY = "block = bytearray(140 << 20); block[::4096] = b'x' * len(block[::4096]); print('survived')"
@@ -25,7 +25,7 @@ with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.AC
         total = sum(mapped[at] for at in range(0, len(mapped), 4096))
 print("survived", total, resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
 """
-INSIDE = "from labkit.machine import machine; m = machine(); print(m.limit_bytes, m.limit_by)"
+INSIDE = "from labkit.system.machine import machine; m = machine(); print(m.limit_bytes, m.limit_by)"
 
 
 def capped(limit_bytes: int, code: str, *arguments: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import debian_vm
 import pytest
+from support import debian_vm
+from support.paths import ROOT
 
 MIB = 1 << 20
-ROOT = Path(__file__).parents[2]
 # What the machine has Python for: these run with the standard library alone.
 MODULES = ("units.py", "machine.py", "bandwidth.py", "progress.py", "probe.py", "caps.py", "capstats.py", "_os")
 

@@ -1,0 +1,1 @@
+"""Lab 00: what is this machine, and how fast should it be?"""

@@ -1,0 +1,1 @@
+"""Lab 01: where is the model when it is "loaded"?"""

@@ -1,0 +1,1 @@
+"""Lab 03: what does a token of context cost?"""

@@ -1,0 +1,1 @@
+"""Lab 04: which layers should leave, and what does that buy?"""

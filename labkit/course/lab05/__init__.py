@@ -1,0 +1,1 @@
+"""Lab 05: when does locking help, and when does it kill?"""

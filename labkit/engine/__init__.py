@@ -1,0 +1,33 @@
+"""llama.cpp under its own names, with every option that the labs turn.
+
+llama.cpp may abort the process on a bad file, so anything that loads a model runs in a child (see ``experiments``).
+Importing this package costs nothing: llama_cpp itself is loaded on first use.
+"""
+
+from labkit.engine.context import CacheFull, Context
+from labkit.engine.devices import Device, EngineInfo, devices, info
+from labkit.engine.install import PINNED, EngineError, cpu_features, installed_version, library, version_problem
+from labkit.engine.internals.slot_maps import SlotMap
+from labkit.engine.log import Buffer, KVCache
+from labkit.engine.model import Model
+from labkit.engine.quantize import quantize
+
+__all__ = [
+    "PINNED",
+    "Buffer",
+    "CacheFull",
+    "Context",
+    "Device",
+    "EngineError",
+    "EngineInfo",
+    "KVCache",
+    "Model",
+    "SlotMap",
+    "cpu_features",
+    "devices",
+    "info",
+    "installed_version",
+    "library",
+    "quantize",
+    "version_problem",
+]

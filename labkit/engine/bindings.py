@@ -1,0 +1,61 @@
+"""llama.cpp's low-level bindings, loaded on first use. The only module that imports llama_cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from labkit.engine.install import EngineError, version_problem
+from labkit.engine.log import first_reason
+
+
+class LogCapture:
+    """Collects llama.cpp's log, which arrives in fragments: a line ends at a newline."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.errors: list[str] = []
+        self.hear: Callable[[str], None] | None = None
+        self.debug = False  # thousands of lines about graph inputs, and the map of the cells
+        self._rest = ""
+
+    def add(self, text: str, *, error: bool = False) -> None:
+        if self.hear:
+            self.hear(text)
+        *whole, self._rest = (self._rest + text).split("\n")
+        self.lines += whole
+        if error:
+            self.errors += whole
+
+    def why(self) -> str:
+        """The reason among the errors since the last ``take``."""
+        return first_reason(self.errors) or "it gave no reason"
+
+    def take(self) -> tuple[str, ...]:
+        lines, self.lines, self.errors = self.lines, [], []
+        return tuple(lines)
+
+
+log = LogCapture()
+_callbacks: list[Any] = []
+
+
+@cache
+def llama() -> Any:
+    """The low-level bindings, with the log captured and the backend started."""
+    problem = version_problem()
+    if problem:
+        raise EngineError(problem)
+    import llama_cpp.llama_cpp as ll
+
+    @ll.llama_log_callback  # type: ignore[untyped-decorator]
+    def on_log(level: int, text: bytes, user: Any) -> None:
+        if level != 1 or log.debug:  # 1 is debug
+            log.add(text.decode("utf-8", "replace"), error=level == 4)
+
+    _callbacks.append(on_log)  # llama.cpp calls it for as long as the process lives
+    ll.llama_log_set(on_log, ctypes.c_void_p(0))
+    ll.llama_backend_init()
+    return ll

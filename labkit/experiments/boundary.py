@@ -1,0 +1,182 @@
+"""The smallest cap under which a model lives, found by trying, beside the one that was predicted."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from labkit import gguf, predict
+from labkit.engine import cpu_features
+from labkit.experiments import dry_run, run
+from labkit.experiments.measure import measure
+from labkit.experiments.run import Run
+from labkit.models import lookup
+from labkit.progress import Progress, bar
+from labkit.settings import Settings
+from labkit.system import caps
+from labkit.system.machine import machine
+from labkit.units import MiB, parse_bytes
+
+SPREAD = 0.1  # how far around the prediction a search looks by default, at least
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Where the kill begins.
+
+    Attributes:
+        survives_bytes: the smallest cap that was survived; None if none was.
+        dies_bytes: the largest that killed; None if none did.
+        predicted_bytes: ``predict.lock(…).boundary_bytes``.
+        runs: all tries, in order.
+        reason: why the search ended early; empty if it did not.
+        recorded: on which machine and when, or None if it was measured here.
+    """
+
+    survives_bytes: int | None
+    dies_bytes: int | None
+    predicted_bytes: int
+    runs: tuple[Run, ...]
+    reason: str = ""
+    recorded: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """The prediction's error, as a share of the middle of what was found; None if there is no such middle."""
+        if self.survives_bytes is None or self.dies_bytes is None:
+            return None
+        return 2 * self.predicted_bytes / (self.survives_bytes + self.dies_bytes) - 1
+
+
+def find_boundary(
+    model: str | Path,
+    *,
+    load_mode: str = "mmap+mlock",
+    low: int | str | None = None,
+    high: int | str | None = None,
+    within: float = 0.005,
+    max_runs: int = 10,
+    tokens: int = 1,
+    timeout_s: float = 30.0,
+    progress: Progress | None = None,
+    cancel: Event | None = None,
+    **settings: Any,
+) -> Boundary:
+    """Halve the range between a cap that kills and one that does not until it is narrow enough.
+
+    Where no cap is possible, a search recorded elsewhere is returned, and says so.
+
+    Args:
+        model: as for ``measure``.
+        load_mode: without a lock, file pages give way, and a cap that does not kill may be very slow.
+        low: a cap that should kill. By default it and ``high`` are round numbers, 10 % or more off the prediction, so
+            that the prediction itself is not among the caps tried.
+        high: a cap that should not.
+        within: stop when the range is this share of the cap.
+        max_runs: or after so many tries.
+        tokens: to decode in each.
+        timeout_s: for each.
+        progress: called with the fraction done and a text; by default a bar appears.
+        cancel: when set, the search ends with what it has.
+        **settings: any of ``Settings``' fields.
+
+    Raises:
+        SettingsError, GGUFError, ModelError, Interrupted: as for ``measure``.
+        ValueError: ``low`` is not below ``high``.
+        FileNotFoundError: no cap is possible and no such search was recorded.
+    """
+    if caps.available().how is None:
+        return recorded(load_mode, type_k=str(settings.get("type_k", "f16")))
+    with ExitStack() as stack:
+        report = progress or stack.enter_context(bar("looking for the boundary"))
+        predicted = _predicted(model, Settings.of({**settings, "load_mode": load_mode}))
+        around = _window(predicted)
+        bounds = [
+            parse_bytes(high) if high is not None else around[1],
+            parse_bytes(low) if low is not None else around[0],
+        ]
+        if bounds[1] >= bounds[0]:
+            raise ValueError(f"low is {bounds[1]:,} bytes and high {bounds[0]:,}: low must be below high.")
+        found = Boundary(None, None, predicted, ())
+        while len(found.runs) < max_runs:
+            if bounds:
+                cap = bounds.pop(0)
+            elif found.survives_bytes is None or found.dies_bytes is None:
+                break  # all lived, or all died
+            elif found.survives_bytes - found.dies_bytes <= within * found.survives_bytes:
+                break
+            else:
+                cap = (found.survives_bytes + found.dies_bytes) // 2
+            report(len(found.runs) / max_runs, f"a cap of {cap / MiB:,.1f} MiB")
+            made = measure(
+                model,
+                cap=cap,
+                load_mode=load_mode,
+                tokens=tokens,
+                timeout_s=timeout_s,
+                progress=lambda share, text: None,
+                cancel=cancel,
+                **settings,
+            )
+            found = _with(found, made)
+            if found.reason:
+                break
+        if found.error is None and not found.reason:
+            all_of_them = "was survived: lower low" if found.survives_bytes else "killed it: raise high"
+            found = replace(found, reason=f"every cap that was tried {all_of_them}.")
+        report(1.0, "found" if found.error is not None else "not found")
+    return found
+
+
+def _predicted(model: str | Path, wanted: Settings) -> int:
+    path = lookup.find(model).path
+    header = gguf.read_header(path)
+    planned = dry_run.compute_bytes(path, header, wanted)
+    here, features = machine(), cpu_features()
+    return predict.lock(
+        header, wanted, machine=here, cpu_features=features, planned_compute_bytes=planned
+    ).boundary_bytes
+
+
+def _window(predicted: int) -> tuple[int, int]:
+    """Round numbers around a prediction: halving from its own edges would try it first, and seem to confirm it."""
+    step = 1 << max(0, predicted.bit_length() - 4)
+    low, high = int(predicted * (1 - SPREAD)), int(predicted * (1 + SPREAD))
+    return low // step * step, -(-high // step) * step
+
+
+def _with(found: Boundary, made: Run) -> Boundary:
+    """The search after one more try."""
+    found = replace(found, runs=(*found.runs, made))
+    if made.outcome not in ("ok", "oom-killed"):
+        return replace(found, reason=made.reason)
+    if made.caution:  # what is not counted or not locked makes the cap say nothing
+        return replace(found, reason=made.caution)
+    if made.ok:
+        return replace(found, survives_bytes=made.cap_bytes)
+    return replace(found, dies_bytes=made.cap_bytes)
+
+
+def recorded(load_mode: str = "mmap+mlock", *, type_k: str = "f16") -> Boundary:
+    """The search that comes with the kit (``datasets/runs/boundary.json``).
+
+    Raises:
+        FileNotFoundError: there is none of this kind.
+    """
+    runs = [r for r in run.recorded("boundary") if (r.settings.load_mode, r.settings.type_k) == (load_mode, type_k)]
+    if not runs:
+        raise FileNotFoundError(f"no search with {load_mode} and a cache of {type_k} was recorded.")
+    label = runs[0].recorded or {}
+    found = Boundary(None, None, label["predicted_boundary_bytes"], ())
+    for made in runs:
+        found = _with(found, made)
+    return replace(found, recorded=f"recorded on {label.get('machine')}, {label.get('date')}")
+
+
+def labelled(found: Boundary, *, date: str, command: str) -> list[Run]:
+    """The search's runs, small enough to keep."""
+    also = {"predicted_boundary_bytes": found.predicted_bytes}
+    return [replace(r, samples=(), phases=()).record(date=date, command=command, **also) for r in found.runs]

@@ -1,0 +1,244 @@
+"""Time per token and memory of both sides against the number of layers on the loopback device."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from labkit import gguf
+from labkit.engine import cpu_features
+from labkit.experiments.device import problem
+from labkit.experiments.measure import measure
+from labkit.experiments.run import Run, save
+from labkit.experiments.run import recorded as load_recorded
+from labkit.gguf import Header
+from labkit.models import lookup
+from labkit.models.forge import header_bytes
+from labkit.planning.tuner import Tuned
+from labkit.predict.offload import Split, offload
+from labkit.predict.offload_speed import Speeds, calibrate, offload_ms
+from labkit.progress import Progress, bar
+from labkit.settings import LOOPBACK, Settings, SettingsError
+from labkit.system.machine import machine
+
+RECORDED = (0, 1, 4, 8, 12, 16, 17)  # of 16 blocks and the output layer
+
+
+@dataclass(frozen=True)
+class OffloadPoint:
+    """One setting, measured several times.
+
+    Attributes:
+        split: what lies where, predicted.
+        runs: the measurements.
+        predicted_ms: by ``offload_ms``; None where nothing could be calibrated.
+        calibrates: the prediction was made from this very point.
+    """
+
+    split: Split
+    runs: tuple[Run, ...]
+    predicted_ms: float | None = None
+    calibrates: bool = False
+
+    @property
+    def n_gpu_layers(self) -> int:
+        """Layers on the device, the output layer counted."""
+        return self.split.n_gpu_layers
+
+    @property
+    def decode_ms(self) -> tuple[float, ...]:
+        """Every token of every run that ended well."""
+        return tuple(ms for run in self.runs if run.ok for ms in run.timings.decode_ms)
+
+    @property
+    def typical_ms(self) -> float | None:
+        """Median of the faster half of the tokens: what disturbs a token only ever makes it slower."""
+        times = sorted(self.decode_ms)
+        return statistics.median(times[: (len(times) + 1) // 2]) if times else None
+
+
+@dataclass(frozen=True)
+class OffloadSweep:
+    """Points by number of layers.
+
+    ``speeds`` were found from the first and the last, None where these did not run. ``recorded`` says on which machine
+    and when, or None if it was measured here.
+    """
+
+    points: tuple[OffloadPoint, ...]
+    speeds: Speeds | None
+    recorded: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Median error of the predicted times, as a share, over the points that did not calibrate."""
+        off = [
+            abs(point.predicted_ms / point.typical_ms - 1)
+            for point in self.points
+            if point.predicted_ms and point.typical_ms and not point.calibrates
+        ]
+        return statistics.median(off) if off else None
+
+
+def offload_sweep(
+    model: str | Path,
+    *,
+    layers: Sequence[int],
+    rounds: int = 3,
+    tokens: int = 12,
+    device_memory: int | str | None = None,
+    progress: Progress | None = None,
+    cancel: threading.Event | None = None,
+    **settings: Any,
+) -> OffloadSweep:
+    """Measure a model with each number of layers on the loopback device, in rounds, so that all meet the same weather.
+
+    Where the build of llama.cpp has no RPC, the sweep recorded in ``datasets/runs/offload.json`` is returned.
+
+    Args:
+        model: a path, ``smollm2``, or ``SHAPE:QUANT``.
+        layers: values of ``n_gpu_layers``; the prediction is calibrated on the smallest and the largest.
+        rounds: how often each is run.
+        tokens: to decode in each run.
+        device_memory: size of the device's memory.
+        progress: called with the fraction done and a text; by default a bar appears in a notebook or terminal.
+        cancel: when set, the sweep ends with what it has.
+        **settings: further ones, such as ``n_ctx`` and ``n_threads``, which both sides take.
+
+    Raises:
+        SettingsError: ``layers`` is empty, or see ``measure``.
+        GGUFError, ModelError: see ``measure``.
+        Interrupted: Ctrl-C.
+    """
+    if not layers:
+        raise SettingsError("layers is empty: give at least one n_gpu_layers.")
+    if problem():
+        return recorded()
+    wanted = sorted(set(layers))
+    runs: dict[int, list[Run]] = {n: [] for n in wanted}
+    with ExitStack() as stack:
+        report = progress or stack.enter_context(bar("offloading"))
+        order = [n for turn in range(rounds) for n in (wanted if turn % 2 == 0 else wanted[::-1])]
+        for done, n in enumerate(order):
+            if cancel is not None and cancel.is_set():
+                break
+            report(done / len(order), f"{n} layers on the device")
+            run = measure(
+                model,
+                tokens=tokens,
+                devices=(LOOPBACK,),
+                n_gpu_layers=n,
+                device_memory=device_memory,
+                progress=lambda share, text: None,
+                cancel=cancel,
+                **settings,
+            )
+            runs[n].append(run)
+            if run.outcome == "refused":
+                break  # so will the others be
+    header = gguf.read_header(lookup.find(model).path)
+    return predicted(header, runs, cpu_features=cpu_features(), page_bytes=machine().page_bytes)
+
+
+def recorded() -> OffloadSweep:
+    """The sweep that comes with the kit: Llama 3.2 1B Q4_K_M."""
+    runs: dict[int, list[Run]] = {}
+    for run in load_recorded("offload"):
+        runs.setdefault(run.settings.n_gpu_layers, []).append(run)
+    label = run.recorded or {}
+    header = gguf.read_header(header_bytes(*run.model.name.split(":")))
+    sweep = predicted(header, runs, cpu_features=label.get("cpu_features", ()))
+    return replace(sweep, recorded=f"recorded on {label.get('machine')}, {label.get('date')}")
+
+
+def record(path: Path, *, date: str) -> None:
+    """Write ``offload.json`` anew, from this machine. For those who maintain the recorded runs."""
+    sweep = offload_sweep("llama-3.2-1b:Q4_K_M", layers=RECORDED, n_threads=1)
+    runs = [replace(run, samples=(), layers=()) for point in sweep.points for run in point.runs]
+    save(runs, path, date=date, command="offloadsweep.record", cpu_features=sorted(cpu_features() or ()))
+
+
+def predicted(
+    header: Header,
+    runs: Mapping[int, Sequence[Run]],
+    *,
+    cpu_features: Iterable[str] | None,
+    page_bytes: int = 4096,
+) -> OffloadSweep:
+    """Runs by ``n_gpu_layers``, with times predicted from those with everything on one side.
+
+    Args:
+        header: of the model that ran.
+        runs: of the same settings otherwise; a number may have none.
+        cpu_features: of the machine on which they ran.
+        page_bytes: the same.
+    """
+    base = next((run.settings for ran in runs.values() for run in ran), Settings())
+    points = []
+    for n in sorted(runs):
+        settings = replace(base, n_gpu_layers=n)
+        split = offload(header, settings, cpu_features=cpu_features, page_bytes=page_bytes)
+        points.append(OffloadPoint(split, tuple(runs[n])))
+    first, last = points[0], points[-1]
+    whole = header.n_layer + 1
+    if first.n_gpu_layers != 0 or last.n_gpu_layers != whole or not first.typical_ms or not last.typical_ms:
+        return OffloadSweep(tuple(points), None)
+    speeds = calibrate((first.split, first.typical_ms), (last.split, last.typical_ms))
+    told = [replace(p, predicted_ms=offload_ms(p.split, speeds), calibrates=p in (first, last)) for p in points]
+    return OffloadSweep(tuple(told), speeds)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a device said: ``fits`` ran with the tuned number of layers, ``one_more`` with one more if there is one."""
+
+    device: str
+    fits: Run
+    one_more: Run | None
+
+    @property
+    def right(self) -> bool:
+        """The device holds what was tuned for it, and not one layer more."""
+        return self.fits.ok and (self.one_more is None or not self.one_more.ok)
+
+
+def verify(
+    model: str | Path,
+    tuned: Tuned,
+    *,
+    vram: int | str,
+    device: str = LOOPBACK,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> Verified:
+    """Load the model with the tuned number of layers, and with one more, and let the device decide.
+
+    The loopback device gets ``vram`` bytes. A real one has what it has, and its driver's own needs count there.
+
+    Args:
+        model: what was tuned; a header alone cannot be loaded.
+        tuned: with no experts kept on the host.
+        vram: the memory it was tuned for, less the margin.
+        device: a name, as ``labkit doctor`` lists them.
+        settings: those it was tuned for.
+        progress: called with the fraction done and a text.
+
+    Raises:
+        ValueError: experts were kept on the host, which ``measure`` cannot do.
+        SettingsError, GGUFError, ModelError, Interrupted: see ``measure``.
+    """
+    if tuned.n_cpu_moe:
+        raise ValueError("experts that stay on the host cannot be verified here: start llama.cpp with its -ncmoe.")
+    base = (settings or Settings()).to_dict() | {"devices": (device,), "n_threads": 1}
+    limit = {"device_memory": vram} if device == LOOPBACK else {}
+    runs = []
+    for n in (tuned.n_gpu_layers, tuned.n_gpu_layers + 1):
+        if n <= len(tuned.split.layers_on) + 1:
+            how: dict[str, Any] = base | limit | {"n_gpu_layers": n}
+            runs.append(measure(model, tokens=1, progress=progress, **how))
+    return Verified(device, runs[0], runs[1] if len(runs) > 1 else None)

@@ -1,0 +1,1 @@
+"""Whether a model fits, with which context, layers and flags."""

@@ -1,0 +1,239 @@
+"""What a quantized cache costs in quality: pairs of types for K and V against f16, each token of a text scored.
+
+Small losses show only in a model whose weights are F16. Quantized weights make llama.cpp round activations to 8 bits,
+and a difference in the last bit of the cache is enough to round some of them the other way: SmolLM2 as it is bundled
+(Q4_1) gives a bf16 cache a divergence of 0.003 and a q8_0 one hardly more, its F16 gives them 0.00004 and 0.0002.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.experiments.child import task
+from labkit.models import lookup
+from labkit.progress import Progress, bar
+from labkit.quant import texts
+from labkit.quant.quality import ROWS_BYTES, Quality, TokenScore, mean_and_error, rows_at_once, scores, summary
+from labkit.settings import Settings, SettingsError
+
+BIN_TOKENS = 32
+_ROTATED = re.compile(r"attn_rot_([kv]) = (\d)")  # logged by llama_kv_cache (src/llama-kv-cache.cpp)
+
+
+@dataclass(frozen=True)
+class CacheQuality:
+    """One pair of cache types, compared with f16/f16 of the same model on the same text.
+
+    Attributes:
+        rotated: whether llama.cpp was free to rotate what it quantizes (its default), or told not to.
+        k_rotated: whether it did, by its log: only a quantized half is rotated, and only if the size of a head is a
+            multiple of 64.
+        v_rotated: the same for V.
+        quality: ``seconds`` is the time of the whole call, all pairs together.
+        kld_by_position: mean divergence in nats, in bins of ``bin_tokens`` positions from the start of a chunk. The
+            first bin is of tokens predicted from 1 to ``bin_tokens`` others; the last may hold fewer.
+        kld_by_position_error: standard errors of these means; nan where a bin holds a single token.
+    """
+
+    type_k: str
+    type_v: str
+    rotated: bool
+    k_rotated: bool
+    v_rotated: bool
+    quality: Quality
+    bin_tokens: int
+    kld_by_position: tuple[float, ...]
+    kld_by_position_error: tuple[float, ...]
+
+
+def cache_quality(
+    model: str | Path = "smollm2",
+    *,
+    pairs: Sequence[tuple[str, str]],
+    rotation: Sequence[bool] = (True,),
+    tokens: int = 256,
+    chunk: int = texts.CHUNK,
+    bin_tokens: int = BIN_TOKENS,
+    text: str = "english",
+    threads: int | None = None,
+    progress: Progress | None = None,
+    cancel: threading.Event | None = None,
+) -> tuple[CacheQuality, ...]:
+    """Compare pairs of cache types with f16/f16, flash attention on everywhere, in one child process.
+
+    The model is loaded once, the reference reads the text once, and all pairs read it beside it. Scores of all contexts
+    together take no more than four times ``quality.ROWS_BYTES``.
+
+    Args:
+        model: a path or ``smollm2``; it must know language. Best is ``quantize("smollm2", "F16").path``.
+        pairs: types of K and V, such as ``[("q8_0", "q8_0"), ("q8_0", "q4_0")]``.
+        rotation: ``(True, False)`` measures each pair twice, the second time with ``LLAMA_ATTN_ROT_DISABLE=1``: K and V
+            are then stored as they are, not multiplied by a Hadamard matrix before they are rounded.
+        tokens: how many of the text's tokens to read.
+        chunk: how many the model sees at once. To see whether the loss grows along a context, make it long (1024) and
+            read several: words differ in how easily a loss shows, and each chunk puts others at a position.
+        bin_tokens: width of the bins of ``kld_by_position``.
+        text: ``"english"``, ``"korean"`` (the evaluation texts of the kit), or the text itself.
+        threads: by default one less than there are cores.
+        progress: called with the fraction done and a text; by default a bar appears in a notebook or terminal.
+        cancel: when set, comparing ends.
+
+    Returns:
+        For each of ``pairs``, in order, one entry for each of ``rotation``.
+
+    Raises:
+        SettingsError: a cache type is unknown.
+        GGUFError, ModelError: there is no such model, or it cannot be read.
+        TaskError: the model is forged, the text or a chunk is too short, or llama.cpp refused a type, as it does when
+            a head's size is not a multiple of the type's block.
+        Cancelled: ``cancel`` was set.
+    """
+    for pair in pairs:
+        if isinstance(pair, str) or len(pair) != 2:
+            raise SettingsError(f"pairs has {pair!r}: write the types of K and V, as in ('q8_0', 'q4_0').")
+        Settings(type_k=pair[0], type_v=pair[1])
+    if tokens < 2:
+        raise task.TaskError(f"tokens is {tokens}: give at least 2, or there is nothing to predict.")
+    if chunk < 3 or bin_tokens < 1:
+        raise task.TaskError(f"chunk is {chunk} and bin_tokens {bin_tokens}: give at least 3 and 1.")
+    path = texts.readable(lookup.find(model))
+    started = time.monotonic()
+    with ExitStack() as stack:
+        report = progress or stack.enter_context(bar("comparing caches"))
+        job = {
+            "model": str(path),
+            "text": texts.get(text, texts.EVALUATION),
+            "tokens": tokens,
+            "chunk": chunk,
+            "bin_tokens": bin_tokens,
+            "caches": [[type_k, type_v, rotated] for type_k, type_v in pairs for rotated in rotation],
+            "threads": threads or task.default_threads(),
+        }
+        result = task.run(
+            "labkit.quant.cache_quality:in_child",
+            job,
+            what=f"comparing caches of {path.name}",
+            on_step=lambda event: report(event["share"], f"{event['tokens']} tokens compared"),
+            cancel=cancel,
+        )
+    seconds = time.monotonic() - started
+    return tuple(_entry(values, seconds=seconds, bin_tokens=bin_tokens) for values in result["caches"])
+
+
+def _entry(values: dict[str, Any], *, seconds: float, bin_tokens: int) -> CacheQuality:
+    by_position = values.pop("by_position")
+    return CacheQuality(
+        **{**values, "quality": Quality(**values["quality"], seconds=seconds)},
+        bin_tokens=bin_tokens,
+        kld_by_position=tuple(mean for mean, _ in by_position),
+        kld_by_position_error=tuple(error for _, error in by_position),
+    )
+
+
+def measure(
+    model: Path,
+    text: str,
+    tokens: int,
+    caches: Sequence[tuple[str, str, bool]],
+    *,
+    chunk: int,
+    bin_tokens: int,
+    threads: int,
+    send: Callable[..., None],
+) -> dict[str, Any]:
+    """The child's part of ``cache_quality``."""
+    from labkit import engine
+
+    plain = Settings(n_ctx=chunk, n_threads=threads)
+    with ExitStack() as stack:
+        opened = stack.enter_context(engine.Model(model, plain))
+        n_rows = rows_at_once(opened.n_vocab, 2 * ROWS_BYTES // (1 + len(caches)))
+        pieces = _pieces(opened.tokenize(text)[:tokens], chunk, opened.bos)
+
+        def context(type_k: str, type_v: str, rotated: bool) -> engine.Context:
+            # llama.cpp reads the variable with getenv whenever it makes a cache; any number but 0 disables.
+            os.environ["LLAMA_ATTN_ROT_DISABLE"] = "0" if rotated else "1"
+            settings = Settings(
+                n_ctx=chunk,
+                n_batch=n_rows,
+                n_ubatch=n_rows,
+                n_threads=threads,
+                type_k=type_k,
+                type_v=type_v,
+                flash_attn="on",
+            )
+            return stack.enter_context(engine.Context(opened, settings))
+
+        reference = context("f16", "f16", True)
+        judged = [context(*cache) for cache in caches]
+        total = sum(len(piece) - 1 for piece in pieces)
+        found: list[list[TokenScore]] = []
+        positions: list[int] = []
+        for piece in pieces:
+            for position, row in enumerate(scores(piece, reference, judged)):
+                found.append(row)
+                positions.append(position)
+                if len(found) % 16 == 0:
+                    send("compared", tokens=len(found), share=len(found) / total)
+        each = zip(caches, judged, zip(*found, strict=True), strict=True)
+        return {
+            "caches": [
+                {
+                    "type_k": type_k,
+                    "type_v": type_v,
+                    "rotated": rotated,
+                    **rotations(context.log),
+                    "quality": summary(of_one),
+                    "by_position": binned(of_one, positions, bin_tokens),
+                }
+                for (type_k, type_v, rotated), context, of_one in each
+            ]
+        }
+
+
+def rotations(log: Iterable[str]) -> dict[str, bool]:
+    """Which halves of a cache llama.cpp says it rotates."""
+    said = {half for line in log for half, on in _ROTATED.findall(line) if on != "0"}
+    return {"k_rotated": "k" in said, "v_rotated": "v" in said}
+
+
+def binned(found: Sequence[TokenScore], positions: Sequence[int], bin_tokens: int) -> list[tuple[float, float]]:
+    """Mean divergence and its standard error in each bin of positions."""
+    klds, bins = np.array([one.kld for one in found]), np.array(positions) // bin_tokens
+    return [mean_and_error(klds[bins == b]) for b in range(int(bins.max()) + 1)]
+
+
+def _pieces(ids: Sequence[int], size: int, bos: int | None) -> list[list[int]]:
+    """As ``texts.chunks``, of any size."""
+    head = [] if bos is None else [bos]
+    ids = ids[1:] if ids[:1] == head else ids
+    step = size - len(head)
+    cut = [[*head, *ids[start : start + step]] for start in range(0, len(ids), step)]
+    cut = [piece for piece in cut if len(piece) > 1]
+    if not cut:
+        raise ValueError("the text is too short: give at least two tokens.")
+    return cut
+
+
+def in_child(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+    """The child's side of ``cache_quality``."""
+    return measure(
+        Path(job["model"]),
+        job["text"],
+        job["tokens"],
+        [(type_k, type_v, rotated) for type_k, type_v, rotated in job["caches"]],
+        chunk=job["chunk"],
+        bin_tokens=job["bin_tokens"],
+        threads=job["threads"],
+        send=send,
+    )

@@ -1,0 +1,1 @@
+"""What tests share: paths, small models, made-up runs, and oracles that run in processes of their own."""
