@@ -30,20 +30,22 @@ def data_path(name: str) -> Path:
     for folder in (_HERE / "_data", _HERE.parent / "datasets"):
         if (folder / name).exists():
             return folder / name
-    raise FileNotFoundError(f"This installation of labkit has no data file {name!r}: install it again.")
+    raise FileNotFoundError(f"this installation of labkit has no data file {name!r}: install it again.")
 
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
     """A name next to ``target`` to write to. It becomes ``target`` when the block ends and is removed if it fails.
 
-    What a killed process left behind under such a name is removed, too.
+    A ``target`` that exists keeps its permissions. What a killed process left behind under such a name is removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _sweep(target)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         yield temporary
+        if target.exists():
+            shutil.copymode(target, temporary)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -58,11 +60,13 @@ def shortage(folder: Path, file_bytes: int) -> str | None:
         return None
     return (
         f"{fmt_bytes(file_bytes)} and {fmt_bytes(SPARE_BYTES)} to spare are needed, but {folder} has "
-        f"{fmt_bytes(free)} free: make room, or choose a folder on a larger disk (LABKIT_HOME for labkit's cache)."
+        f"{fmt_bytes(free)} free: delete something, or choose a folder on a larger disk (LABKIT_HOME for labkit's "
+        "cache)."
     )
 
 
 def _sweep(target: Path) -> None:
+    """Remove what processes that no longer exist left behind under names that ``new_file`` gives."""
     for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         import psutil
 

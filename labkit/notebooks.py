@@ -1,7 +1,7 @@
 """Run the labs without a browser.
 
-`execute` runs a notebook in a fresh kernel of this environment; with `save` it writes the outputs back, tidied, so that
-a committed notebook reads well and differs only where a measurement did.
+``execute`` runs a notebook in a fresh kernel of this environment; with ``save`` it writes the outputs back, tidied, so
+that a committed notebook reads well and differs only where a measurement did.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import asyncio
 import json as jsonlib
 import os
 import re
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -21,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from labkit.files import new_file
+from labkit.progress import bar
 from labkit.workspace import lab_paths
 
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -36,7 +35,8 @@ OnCell = Callable[[int, int], None]
 class LabResult:
     """What one headless execution came to.
 
-    `cells` counts code cells; `error` is one sentence; `machine_paths` are paths of this machine found in a notebook.
+    ``cells`` counts code cells; ``error`` is one sentence; ``machine_paths`` are paths of this machine found in a
+    notebook.
     """
 
     lab: str
@@ -52,7 +52,7 @@ def execute(
 ) -> LabResult:
     """Run a notebook from top to bottom in a fresh kernel of this Python.
 
-    The file is written only with `save` and only after every cell has run; it is replaced in one step.
+    The file is written only with ``save`` and only after every cell has run; it is replaced in one step.
 
     Args:
         path: the notebook. It runs in its own folder.
@@ -110,15 +110,16 @@ def execute(
     seconds = time.perf_counter() - begin
     tidy(notebook)
     if save and error is None:
-        _replace(path, nbformat.writes(notebook) + "\n")  # type: ignore[no-untyped-call]
+        with new_file(path) as part:
+            part.write_text(nbformat.writes(notebook) + "\n", "utf-8", newline="\n")  # type: ignore[no-untyped-call]
     return LabResult(path.stem, error is None, seconds, len(order), error, tuple(machine_paths(notebook)))
 
 
 def tidy(notebook: Any) -> None:
     """Take out, in place, what would differ between two saves of the same run: widget state, widget views, timestamps.
 
-    A stored view of a widget without its state shows as an error when the notebook is opened, so views go too, and with
-    them the empty outputs that progress bars leave behind.
+    A stored view of a widget without its state shows as an error when the notebook is opened, so views go too. Progress
+    bars are such widgets.
     """
     notebook.metadata.pop("widgets", None)
     notebook.metadata["kernelspec"] = dict(KERNELSPEC)
@@ -127,12 +128,7 @@ def tidy(notebook: Any) -> None:
         cell.metadata.pop("execution", None)
         cell.metadata.pop("ExecuteTime", None)
         if cell.cell_type == "code":
-            cell.outputs = [out for out in cell.outputs if not _is_passing(out.get("data", {}))]
-
-
-def _is_passing(data: Any) -> bool:
-    """A widget's view, or the empty place of a progress bar that has gone."""
-    return WIDGET_VIEW in data or data.get("text/html") == ""
+            cell.outputs = [out for out in cell.outputs if WIDGET_VIEW not in out.get("data", {})]
 
 
 def machine_paths(notebook: Any) -> list[str]:
@@ -144,9 +140,9 @@ def machine_paths(notebook: Any) -> list[str]:
 
 
 def run(labs: Sequence[str] | None = None, *, save: bool = False, json: bool = False) -> int:
-    """Execute labs one after the other and report each on a line: the command `labkit run`.
+    """Execute labs one after the other and report each on a line: the command ``labkit run``.
 
-    Progress goes to stderr (rewritten in place on a terminal), results to stdout.
+    A progress bar goes to stderr where that is a terminal, results to stdout.
 
     Returns:
         0 when every lab ran to its end, else 1.
@@ -156,9 +152,9 @@ def run(labs: Sequence[str] | None = None, *, save: bool = False, json: bool = F
     """
     results = []
     for path in lab_paths(labs):
-        result = execute(path, save=save, on_cell=_progress(path.stem[:2]))
+        with bar(f"lab {path.stem[:2]}") as report:
+            result = execute(path, save=save, on_cell=lambda n, count: report((n - 1) / count, f"cell {n} of {count}"))
         results.append(result)
-        _clear_line()
         if not json:
             state = "ok" if result.ok else f"failed: {result.error}"
             print(f"lab {path.stem[:2]} · {result.cells} cells · {result.seconds:.0f} s · {state}", flush=True)
@@ -203,36 +199,3 @@ def _texts(notebook: Any) -> Iterator[str]:
             parts += [value for kind, value in out.get("data", {}).items() if kind.startswith("text/")]
             for part in parts:
                 yield "".join(part) if isinstance(part, list) else part
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file in one step: a reader sees the old text or the new one, never half."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
-            out.write(text)
-        shutil.copymode(path, temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _progress(lab: str) -> OnCell | None:
-    """A line on the terminal that is rewritten as cells start; nothing where stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        return None
-    begin = time.perf_counter()
-
-    def show(number: int, count: int) -> None:
-        print(
-            f"\r\033[Klab {lab} · cell {number}/{count} · {time.perf_counter() - begin:.0f} s", end="", file=sys.stderr
-        )
-        sys.stderr.flush()
-
-    return show
-
-
-def _clear_line() -> None:
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,91 +1,59 @@
-"""A progress bar where someone is looking: a notebook cell or a terminal. Elsewhere nothing is written."""
+"""A progress bar in a notebook cell or on a terminal; where neither is, nothing is written."""
 
 from __future__ import annotations
 
-import html
-import sys
-import time
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
-PATIENCE_S = 1.0  # work that ends before this shows no bar
-
+DELAY_S = 1.0  # work that ends before this shows no bar
 
 Progress = Callable[[float, str], None]
-"""Called with the share that is done, 0 to 1, and what is being done."""
+"""Called with the fraction that is done, 0 to 1, and with what is being done."""
+
+_FORMAT = "{desc} {percentage:3.0f}%|{bar:24}| {remaining} left{postfix}"
 
 
 @contextmanager
 def bar(title: str) -> Iterator[Progress]:
-    """A bar for the length of a ``with`` block, gone afterwards."""
-    shown = _NotebookBar(title) if _in_kernel() else _TerminalBar(title) if sys.stderr.isatty() else None
-    if shown is None:
-        yield lambda fraction, text: None
-        return
-    start = time.monotonic()
+    """A bar with the time left, for the length of a ``with`` block; it is removed when the block ends."""
+    shown = _bar_class()(
+        total=1.0,
+        desc=title,
+        leave=False,
+        disable=None,  # where the output is no terminal; tqdm ignores it in a notebook
+        delay=DELAY_S,
+        miniters=0,
+        smoothing=0,  # the time left follows from the average speed so far
+        bar_format=_FORMAT,
+    )
 
     def report(fraction: float, text: str) -> None:
-        if time.monotonic() - start >= PATIENCE_S:
-            shown.show(min(max(fraction, 0.0), 1.0), text)
+        shown.set_postfix_str(text, refresh=False)
+        shown.update(min(max(fraction, 0.0), 1.0) - shown.n)
 
     try:
         yield report
     finally:
-        shown.clear()
+        shown.n = shown.total  # a notebook keeps a bar that ends earlier, in red
+        shown.close()
 
 
-def _in_kernel() -> bool:
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell is not None and hasattr(shell, "kernel")
+@cache
+def _bar_class() -> Any:
+    """tqdm's class of bars for this kernel or terminal, without its thread and without its lock between processes.
 
+    The thread would go on for as long as this process does; the lock starts a further process on some systems.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in a notebook without ipywidgets tqdm warns, and there is no bar
+        from tqdm.auto import tqdm
 
-class _TerminalBar:
-    def __init__(self, title: str) -> None:
-        self.title, self.width = title, 0
+    class Bar(tqdm):  # type: ignore[misc]
+        monitor_interval = 0
 
-    def show(self, fraction: float, text: str) -> None:
-        done = round(fraction * 24)
-        line = f"{self.title} [{'#' * done}{'.' * (24 - done)}] {fraction:4.0%} {text}"
-        self._write(line)
-
-    def clear(self) -> None:
-        if self.width:
-            self._write("")
-            self._write("")
-
-    def _write(self, line: str) -> None:
-        sys.stderr.write("\r" + line.ljust(self.width) + ("" if line else "\r"))
-        sys.stderr.flush()
-        self.width = len(line)
-
-
-class _NotebookBar:
-    """One output that is replaced as work goes on and emptied at the end, so that a saved notebook does not keep it."""
-
-    def __init__(self, title: str) -> None:
-        self.title = title
-        self.handle: Any = None
-        self.last = 0.0
-
-    def show(self, fraction: float, text: str) -> None:
-        from IPython.display import HTML, display
-
-        if time.monotonic() - self.last < 0.2:
-            return
-        self.last = time.monotonic()
-        words = html.escape(f"{self.title}: {text}")
-        view = HTML(  # type: ignore[no-untyped-call]
-            f'<progress value="{fraction:.3f}" max="1" style="width:40%"></progress> {words}'
-        )
-        if self.handle is None:
-            self.handle = display(view, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self.handle.update(view)
-
-    def clear(self) -> None:
-        if self.handle is not None:
-            from IPython.display import HTML
-
-            self.handle.update(HTML(""))  # type: ignore[no-untyped-call]
+    Bar.set_lock(threading.RLock())
+    return Bar

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import psutil
@@ -55,6 +56,34 @@ def test_a_saved_run_is_numbered_tidy_and_idempotent(tmp_path: Path) -> None:
     first = path.read_bytes()
     assert notebooks.execute(path, save=True).ok
     assert path.read_bytes() == first, "saving the same run twice makes a difference"
+
+
+@pytest.mark.parametrize("widgets", [True, False], ids=["with ipywidgets", "without ipywidgets"])
+def test_nothing_of_a_progress_bar_is_saved(tmp_path: Path, widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(
+        tmp_path / "01_x.ipynb",
+        "" if widgets else "import sys\nsys.modules['ipywidgets'] = None",
+        "import time\nfrom labkit import progress\nprogress.DELAY_S = 0.05",
+        "with progress.bar('outer') as outer, progress.bar('inner') as inner:\n"
+        "    time.sleep(0.2)\n    outer(0.5, 'half')\n    inner(0.5, 'half')",
+        "with progress.bar('failing') as report:\n    time.sleep(0.2)\n    report(0.5, 'half')\n    1 / 0",
+    )
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[-1].metadata["tags"] = ["raises-exception"]
+    nbformat.write(notebook, path)
+    shown: list[Any] = []
+    tidy = notebooks.tidy
+
+    def spy(notebook: Any) -> None:
+        shown.extend(out for cell in notebook.cells[1:] for out in cell.outputs if out.output_type == "display_data")
+        tidy(notebook)
+
+    monkeypatch.setattr(notebooks, "tidy", spy)
+    assert notebooks.execute(path, save=True).ok
+    assert len(shown) == (3 if widgets else 0) and all(notebooks.WIDGET_VIEW in out.data for out in shown)
+    *others, failing = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert all(cell.outputs == [] for cell in others)
+    assert [out.output_type for out in failing.outputs] == ["error"]
 
 
 def test_without_save_the_file_is_not_touched(tmp_path: Path) -> None:

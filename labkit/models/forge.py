@@ -7,25 +7,20 @@ milliseconds to make and kilobytes of disk) or random.
 
 from __future__ import annotations
 
-import glob
 import os
 import random
-import shutil
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from labkit import gguf
-from labkit.files import disk_bytes, mark_sparse
+from labkit.files import disk_bytes, mark_sparse, new_file, shortage
 from labkit.models import mixtures, shapes
+from labkit.progress import Progress
 from labkit.units import MiB, fmt_bytes
 
-Progress = Callable[[float, str], None]
-
 _POOL_BYTES = 4 * MiB
-_SPARE_BYTES = 256 * MiB  # left free on the disk for everything else
 
 
 class ForgeError(OSError):
@@ -108,7 +103,7 @@ def forge(
 
     Raises:
         ShapeError: no such shape or mixture.
-        ForgeError: not enough room, another file is in the way, or the system refuses.
+        ForgeError: the disk is too full, another file is in the way, or the system refuses.
     """
     shape = shapes.get(shape) if isinstance(shape, str) else shape
     quant = mixtures.find(quant).name
@@ -119,8 +114,8 @@ def forge(
     try:
         if not reused:
             _refuse_foreign(target)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _write(target, head, header, shape, seed if fill else None, progress)
+            with new_file(target) as part:
+                _write(part, head, header, shape, seed if fill else None, progress)
         used = disk_bytes(target)
     except ForgeError:
         raise
@@ -152,47 +147,22 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _write(
-    target: Path, head: bytes, header: gguf.Header, shape: shapes.Shape, seed: int | None, progress: Progress | None
+    path: Path, head: bytes, header: gguf.Header, shape: shapes.Shape, seed: int | None, progress: Progress | None
 ) -> None:
-    """Write under another name and rename, so that no half-written file is ever found."""
-    _sweep(target)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "wb") as file:
-            sparse = mark_sparse(file)
-            if seed is not None or not sparse:
-                _need_room(target, header.file_bytes)
-            file.write(head)
-            file.truncate(header.file_bytes)
-            if seed is not None:
-                _fill(file, header, seed, progress)
-            _write_rope_freqs(file, header, shape)
-            file.flush()
-            if seed is not None:
-                # A page that was never written back cannot be evicted, and so never be read cold.
-                os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sweep(target: Path) -> None:
-    """Remove what a killed process left behind."""
-    for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
-        import psutil
-
-        pid = part.suffixes[-2][1:]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            part.unlink(missing_ok=True)
-
-
-def _need_room(target: Path, file_bytes: int) -> None:
-    free = shutil.disk_usage(target.parent).free
-    if free < file_bytes + _SPARE_BYTES:
-        raise ForgeError(
-            f"{target.name} needs {fmt_bytes(file_bytes)} and {fmt_bytes(_SPARE_BYTES)} to spare, but {target.parent} "
-            f"has {fmt_bytes(free)} free: make room, or set LABKIT_HOME to a folder on a larger disk."
-        )
+    """Write header and weights; raise ForgeError where they take space on the disk that is not there."""
+    with open(path, "wb") as file:
+        sparse = mark_sparse(file)
+        if (seed is not None or not sparse) and (problem := shortage(path.parent, header.file_bytes)):
+            raise ForgeError(problem)
+        file.write(head)
+        file.truncate(header.file_bytes)
+        if seed is not None:
+            _fill(file, header, seed, progress)
+        _write_rope_freqs(file, header, shape)
+        file.flush()
+        if seed is not None:
+            # A page that was never written back cannot be evicted, and so never be read cold.
+            os.fsync(file.fileno())
 
 
 def _write_rope_freqs(file: BinaryIO, header: gguf.Header, shape: shapes.Shape) -> None:

