@@ -40,27 +40,36 @@ def find(model: str | Path, *, progress: Progress | None = None) -> Found:
     text = str(model)
     if text == BUNDLED:
         return Found(BUNDLED, bundled(), False)
-    path = Path(text).expanduser()
-    if isinstance(model, Path) or path.exists() or text.endswith(".gguf"):
-        return Found(path.name, path, _is_forged(path))
-    if ":" in text:
+    if _names_shape(model):
         return _forged(text, progress)
+    path = Path(text).expanduser()
+    if _names_file(model):
+        return Found(path.name, path, _is_forged(path))
     raise ModelError(
         f"there is no model {text!r}: give a path to a .gguf file, {BUNDLED}, or SHAPE:QUANT as in llama-2-7b:Q4_K_M."
     )
 
 
-@cache
-def header(model: str) -> Header:
-    """The header of a shape in a mixture, as in ``llama-2-7b:Q4_K_M``; no file is written.
+def header(model: str | Path) -> Header:
+    """The header of the model that ``find`` would find. For ``SHAPE:QUANT`` no file is written.
 
     Raises:
-        ShapeError: no such shape or mixture.
+        ModelError: nothing has this name.
+        GGUFError: the file cannot be read.
     """
-    from labkit.models.forge import header_bytes
+    return _shape_header(str(model)) if _names_shape(model) else read_header(find(model).path)
 
-    shape, _, quant = model.partition(":")
-    return read_header(header_bytes(shape, quant))
+
+@cache
+def _shape_header(model: str) -> Header:
+    from labkit.models.forge import header_bytes
+    from labkit.models.shapes import ShapeError
+
+    shape, quant, filled = _parts(model)
+    try:
+        return read_header(header_bytes(shape, quant, fill=filled))
+    except ShapeError as error:
+        raise ModelError(str(error)) from None
 
 
 def suggested(profile: str) -> tuple[str, str]:
@@ -86,14 +95,28 @@ def _forged(text: str, progress: Progress | None) -> Found:
     from labkit.models.forge import ForgeError, forge
     from labkit.models.shapes import ShapeError
 
-    shape, quant, *rest = text.split(":")
-    if rest not in ([], ["filled"]):
-        raise ModelError(f"{text!r} is not a model: write SHAPE:QUANT or SHAPE:QUANT:filled.")
+    shape, quant, filled = _parts(text)
     try:
-        made = forge(shape, quant, fill=bool(rest), progress=progress)
+        made = forge(shape, quant, fill=filled, progress=progress)
     except (ShapeError, ForgeError) as error:
         raise ModelError(str(error)) from None
     return Found(text, made.path, True)
+
+
+def _names_file(model: str | Path) -> bool:
+    return isinstance(model, Path) or model.endswith(".gguf") or Path(model).expanduser().exists()
+
+
+def _names_shape(model: str | Path) -> bool:
+    return ":" in str(model) and not _names_file(model)
+
+
+def _parts(text: str) -> tuple[str, str, bool]:
+    """Shape, mixture, and whether the weights are random, of ``SHAPE:QUANT`` or ``SHAPE:QUANT:filled``."""
+    shape, quant, *rest = text.split(":")
+    if rest not in ([], ["filled"]):
+        raise ModelError(f"{text!r} is not a model: write SHAPE:QUANT or SHAPE:QUANT:filled.")
+    return shape, quant, bool(rest)
 
 
 def _is_forged(path: Path) -> bool:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from labkit.gguf.header import Header, Tensor, by_type
 from labkit.gguf.parser import Parser
 from labkit.gguf.types import DEFAULT_ALIGNMENT, TYPES, row_bytes
 from labkit.models.mixtures import find
-from labkit.models.tensor_types import FALLBACK, Choice, assign, is_quantized, layer_of, traits
+from labkit.models.tensor_types import Choice, assign, choose, is_quantized, layer_of, traits
 
 # Types that a tensor can be forced to. llama.cpp knows more, but aborts on those that need an importance matrix, since
 # none is collected for the token embedding, and on those that only hold intermediate results.
@@ -166,15 +166,9 @@ def _with_imatrix(
         if "ffn_down" in choice.name and is_quantized(choice.name, tensor.dims):
             i = layer_of(choice.name) if n_expert > 1 else i + 1
             if i < n_layer // 8:
-                fitting = _fitting(wanted, tensor.dims[0])
-                choice = replace(choice, type=fitting, wanted=None if fitting == wanted else wanted)
+                choice = choose(choice.name, wanted, tensor.dims[0])
         out.append(choice)
     return tuple(out)
-
-
-def _fitting(wanted: str, ne0: int) -> str:
-    fits = (t for t in (wanted, FALLBACK.get(wanted, wanted)) if ne0 % TYPES[t].block_elems == 0)
-    return next(fits, "F16")
 
 
 def _checked(forced: str, tensor: Tensor) -> str:

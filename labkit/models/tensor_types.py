@@ -119,9 +119,15 @@ def assign(tensors: Iterable[tuple[str, Sequence[int], str]], quant: str, model:
         if role == "ffn_down" and model.n_expert > 1:
             i = layer_of(name)
         wanted = _wanted(mixture, role, dims, i, n_attn_v if role == "attn_v" else model.n_layer, model)
-        fits = _fitting(wanted, dims[0])
-        choices.append(Choice(name, fits, None if fits == wanted else wanted))
+        choices.append(choose(name, wanted, dims[0]))
     return tuple(choices)
+
+
+def choose(name: str, wanted: str, ne0: int) -> Choice:
+    """The wanted type; where rows of ``ne0`` elements are no whole number of its blocks, the next one that fits."""
+    candidates = (wanted, FALLBACK.get(wanted, "F16"), "F16")
+    type_ = next(candidate for candidate in candidates if ne0 % TYPES[candidate].block_elems == 0)
+    return Choice(name, type_, None if type_ == wanted else wanted)
 
 
 def converted(name: str, dims: Sequence[int]) -> str:
@@ -165,10 +171,3 @@ def _wanted(mixture: Mixture, role: str, dims: Sequence[int], i: int, n: int, mo
     if role == "attn_v" and model.is_70b and wanted in ("Q3_K", "Q4_K"):
         return "Q5_K"
     return wanted
-
-
-def _fitting(wanted: str, ne0: int) -> str:
-    for type_ in (wanted, FALLBACK.get(wanted, wanted)):
-        if ne0 % TYPES[type_].block_elems == 0:
-            return type_
-    return "F16"

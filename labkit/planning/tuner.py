@@ -6,9 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from labkit import gguf, predict
+from labkit import predict
 from labkit.gguf import Header
 from labkit.models import lookup
 from labkit.predict.hparams import number
@@ -16,9 +15,6 @@ from labkit.predict.offload import Split, offload
 from labkit.predict.placement import EXPERTS
 from labkit.settings import Settings
 from labkit.units import GiB, fmt_bytes, parse_bytes
-
-if TYPE_CHECKING:
-    pass
 
 MARGIN_BYTES = GiB
 """Left free by default for what no buffer shows, such as a driver's own memory: llama.cpp's --fit-target."""
@@ -75,7 +71,7 @@ def tune(
         GGUFError, ModelError: there is no such model, or it cannot be read.
         ValueError: a size is not one, the margin leaves nothing, or there are no experts.
     """
-    header = model if isinstance(model, Header) else gguf.read_header(lookup.find(model).path)
+    header = model if isinstance(model, Header) else lookup.header(model)
     base = settings or Settings()
     total, spare = parse_bytes(vram), parse_bytes(margin)
     room = total - spare

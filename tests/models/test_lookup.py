@@ -12,7 +12,7 @@ from support.small import small
 from labkit.gguf import GGUFError
 from labkit.models import lookup, shapes
 from labkit.models.forge import ForgeError, forge
-from labkit.models.lookup import BUNDLED, Found, ModelError, find
+from labkit.models.lookup import BUNDLED, Found, ModelError, find, header
 
 
 def test_the_bundled_model_is_found_and_not_imported(smollm2_path: Path) -> None:
@@ -48,6 +48,18 @@ def test_a_shape_is_forged_on_first_use(tmp_path: Path, monkeypatch: pytest.Monk
     assert found.path == tmp_path / "forged" / "llama-2-7b-Q4_K_M.gguf" and found.path.stat().st_size > 3 << 30
     written = found.path.stat().st_mtime_ns
     assert find("llama-2-7b:Q4_K_M").path.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m:Q4_0", "smollm2-135m:Q4_0:filled"])
+def test_the_header_of_a_shape_is_that_of_its_file_without_writing_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    found = header(name)
+    assert list(tmp_path.iterdir()) == []
+    written = header(find(name).path)
+    assert (found.metadata, found.tensors) == (written.metadata, written.tensors)
+    assert found.file_bytes == written.file_bytes
 
 
 def test_filled_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +100,10 @@ def test_what_is_no_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
-    with pytest.raises(error) as raised:
-        find(name)
-    assert message in str(raised.value) and "\n" not in str(raised.value)
+    for look in (find, header):
+        with pytest.raises(error) as raised:
+            look(name)
+        assert message in str(raised.value) and "\n" not in str(raised.value)
     assert not (tmp_path / "home").exists()
 
 
