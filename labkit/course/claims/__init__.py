@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.course import offers
-from labkit.course.claims.bench import Bench, Unsettled
+from labkit.course.claims.bench import Bench
 from labkit.course.claims.ledger import OPEN, SYMBOLS, Claim, Settled, all, get
+from labkit.course.claims.unsettled import Unsettled
 from labkit.experiments.run import Run
 from labkit.models.forge import models_dir
 from labkit.progress import bar

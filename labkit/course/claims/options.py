@@ -14,10 +14,10 @@ def look_up(bench: Bench, *names: str) -> dict[str, bool]:
     """Whether llama.cpp's command-line tools know each option or environment variable.
 
     Raises:
-        Unsettled: see ``Bench.option``.
+        Unsettled: see ``Bench.has_option``.
     """
     bench.looked = True
-    return {name: bench.option(name) for name in names}
+    return {name: bench.has_option(name) for name in names}
 
 
 def listing(known: dict[str, bool]) -> str:

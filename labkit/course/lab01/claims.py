@@ -7,42 +7,34 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import quantiles
 
 from labkit import predict
-from labkit.course.claims.bench import MAPPED, ONE_B, REAL, REAL_BYTES, SEVEN_B, Bench, Unsettled
+from labkit.course.claims.bench import Bench
+from labkit.course.claims.finding import Finding
 from labkit.course.claims.ledger import Figure
+from labkit.course.claims.phases import at, grown, read_share
+from labkit.course.claims.terms import BUNDLED, IDLE, LITTLE, MAPPED, MOST, RAM_BYTES, SEVEN_B, SYSTEM_BYTES
+from labkit.course.claims.unsettled import Unsettled
+from labkit.course.lab01.bench import ONE_B, REAL_BYTES, PagingBench
 from labkit.experiments.run import Run
 from labkit.settings import Settings
 from labkit.system.mapping import Touch
 from labkit.units import GiB, MiB, fmt_bytes, fmt_ms
 
-MOST, LITTLE = 0.9, 0.1  # "all of it" and "next to nothing" of a size: libraries and bookkeeping blur it by a few MiB
-IDLE = 0.01  # of the weights read from disk per token: less than this, and the disk is not at work
-SIXTEEN_BYTES, SYSTEM_BYTES = 16 * GiB, 2 * GiB  # "a 16 GB machine", and what everything else on it takes
 TOP_32_BIT_BYTES = 3 * GiB  # the most that a 32-bit program usually has for itself
 DEFAULT, COPIED = Settings(), Settings(repack=False, load_mode="none")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a check found; ``evidence`` is one sentence with the figures that decided."""
-
-    verdict: str
-    evidence: str
-    figures: dict[str, Figure]
 
 
 def c001(bench: Bench) -> Finding:
     """Loading with mmap and without, repack off. Mapped: llama.cpp reports a mapping of at least 90 % of the weights.
     Copied: anonymous memory grows by more than 25 % of them. Confirmed if mapped and not copied, misleading if both,
     wrong if only copied, else roughly right. Without mmap 90 % must show as anonymous, or nothing can be told."""
-    model = bench.choose(MAPPED, COPIED, among=(ONE_B, SEVEN_B, REAL))
+    model = bench.part(PagingBench).choose(MAPPED, COPIED, among=(ONE_B, SEVEN_B, BUNDLED))
     run, other = bench.run(model, MAPPED), bench.run(model, COPIED)
     weights, span = run.predicted.weights_bytes, run.buffer_bytes(kind="model", device="CPU_Mapped")
-    file, anon = _grown(run, "rss_file_bytes", "start", "load"), _grown(run, "rss_anon_bytes", "start", "load")
-    control = _grown(other, "rss_anon_bytes", "start", "load")
+    file, anon = grown(run, "rss_file_bytes", "start", "load"), grown(run, "rss_anon_bytes", "start", "load")
+    control = grown(other, "rss_anon_bytes", "start", "load")
     if control < MOST * weights:
         raise Unsettled(f"without mmap only {fmt_bytes(control)} of {fmt_bytes(weights)} show as anonymous memory")
     mapped, copied = span >= MOST * weights, anon > 0.25 * weights
@@ -64,11 +56,11 @@ def c002(bench: Bench) -> Finding:
     """The share of the mapped file that is resident after loading, before any token. Confirmed if it is under half:
     pages wait to be needed. Roughly right under 90 %. Misleading from there on: all come at once, though as pages of
     the file. Wrong if they are not even that, but a copy in anonymous memory."""
-    model = bench.choose(MAPPED)
+    model = bench.part(PagingBench).choose(MAPPED)
     run = bench.run(model, MAPPED)
-    mapped, file = run.predicted.mapped_bytes, _grown(run, "rss_file_bytes", "start", "load")
+    mapped, file = run.predicted.mapped_bytes, grown(run, "rss_file_bytes", "start", "load")
     share, needed = file / mapped, _needed_share(bench, model)
-    if _grown(run, "rss_anon_bytes", "start", "load") >= MOST * run.predicted.weights_bytes:
+    if grown(run, "rss_anon_bytes", "start", "load") >= MOST * run.predicted.weights_bytes:
         verdict = "wrong"
     else:
         verdict = "confirmed" if share < 0.5 else "roughly right" if share < MOST else "misleading"
@@ -91,10 +83,10 @@ def c003(bench: Bench) -> Finding:
     """Shares of the mapped file: resident before the first token, resident after the last, and read for each token.
     Confirmed if residency was under 90 % at first and ended within 10 points of what a token reads. With everything
     resident all along: misleading if a token reads 90 % or more anyway, wrong if it reads less. Else roughly right."""
-    model = bench.choose(MAPPED)
+    model = bench.part(PagingBench).choose(MAPPED)
     run = bench.run(model, MAPPED)
     mapped, needed = run.predicted.mapped_bytes, _needed_share(bench, model)
-    before, after = (_grown(run, "rss_file_bytes", "start", until) / mapped for until in ("load", "decode"))
+    before, after = (grown(run, "rss_file_bytes", "start", until) / mapped for until in ("load", "decode"))
     if before >= MOST and after >= MOST:
         verdict = "misleading" if needed >= MOST else "wrong"
     else:
@@ -116,7 +108,11 @@ def c004(bench: Bench) -> Finding:
     """Pages of a mapped file touched cold, without reading ahead, and warm. Confirmed if at least 90 % of the cold
     touches were major faults that read at least 90 % of those bytes from the disk, and warm ones next to none; wrong if
     cold touches raised next to no major fault; else roughly right."""
-    alone, cold, warm = bench.storage().alone, bench.storage().cold, bench.storage().warm
+    alone, cold, warm = (
+        bench.part(PagingBench).storage().alone,
+        bench.part(PagingBench).storage().cold,
+        bench.part(PagingBench).storage().warm,
+    )
     faults, read = _count(alone, "major_faults"), _count(alone, "read_bytes")
     again = max(_count(warm, "major_faults") / warm.pages, _count(warm, "read_bytes") / warm.nbytes)
     if faults >= MOST * alone.pages and read >= MOST * alone.nbytes and again <= IDLE:
@@ -144,8 +140,8 @@ def c004(bench: Bench) -> Finding:
 def c005(bench: Bench) -> Finding:
     """File-backed memory at the end of loading and at the end of decoding. Confirmed if at least 10 % of the mapping
     was given back in between, misleading if at most 1 %, else roughly right."""
-    run = bench.run(bench.choose(MAPPED, among=REAL_BYTES), MAPPED)
-    released = max(0, -_grown(run, "rss_file_bytes", "load", "decode"))
+    run = bench.run(bench.part(PagingBench).choose(MAPPED, among=REAL_BYTES), MAPPED)
+    released = max(0, -grown(run, "rss_file_bytes", "load", "decode"))
     share = released / run.predicted.mapped_bytes
     file, trimmed = run.model.file_bytes, run.model.file_bytes - run.predicted.mapped_bytes
     return Finding(
@@ -160,13 +156,13 @@ def c006(bench: Bench) -> Finding:
     """A mapped model under a cap of 70 % of what it needs: a 30B Q4_K_M in 16 GB, in small. Wrong if it is killed. If
     it lives: confirmed if each token reads under 10 % of the weights again; misleading if half or more and each token
     takes at least twice as long; else roughly right. The quickest tokens are compared: other work only adds to them."""
-    free, capped = bench.capped(share=0.7, least=0.62, most=0.78)
+    free, capped = bench.part(PagingBench).capped(share=0.7, least=0.62, most=0.78)
     need, cap = free.predicted.mapped_bytes + free.predicted.rss_anon_bytes, capped.cap_bytes or 0
     figures: dict[str, Figure] = {"needed_bytes": need, "cap_bytes": cap, "outcome": capped.outcome}
     setting = f"With {fmt_bytes(cap)} of the {fmt_bytes(need)} it needs, {capped.model.name}"
     if capped.outcome == "oom-killed":
         return Finding("wrong", f"{setting} was killed.", figures)
-    share, slow, fast = _read_share(capped), min(capped.timings.decode_ms), min(free.timings.decode_ms)
+    share, slow, fast = read_share(capped), min(capped.timings.decode_ms), min(free.timings.decode_ms)
     if share < LITTLE:
         verdict = "confirmed"
     elif share >= 0.5 and slow >= 2 * fast:
@@ -186,9 +182,9 @@ def c006(bench: Bench) -> Finding:
 def c007(bench: Bench) -> Finding:
     """File-backed memory added by loading a real model, beside its header and its file. Wrong if it is at least 90 % of
     the file, confirmed if it is no more than the header and 10 MiB and no more than half the file, else misleading."""
-    run = bench.run(bench.choose(MAPPED, among=REAL_BYTES), MAPPED)
+    run = bench.run(bench.part(PagingBench).choose(MAPPED, among=REAL_BYTES), MAPPED)
     header, file = bench.header(run.model.name).header_bytes, run.model.file_bytes
-    mapped = _grown(run, "rss_file_bytes", "start", "load")
+    mapped = grown(run, "rss_file_bytes", "start", "load")
     if mapped >= MOST * file:
         verdict = "wrong"
     else:
@@ -204,8 +200,8 @@ def c007(bench: Bench) -> Finding:
 def c008(bench: Bench) -> Finding:
     """Memory resident after a default load, scaled to the file of a 7B Q4_K_M where a smaller model ran. Confirmed
     within 25 % of 1.8 GB, wrong from 1.5 times away, else roughly right."""
-    run, claimed = bench.run(bench.choose(), DEFAULT, upto="load"), 1.8e9
-    file, anon = (_as_7b(bench, run, kind, _at(run, "load", kind)) for kind in ("rss_file_bytes", "rss_anon_bytes"))
+    run, claimed = bench.run(bench.part(PagingBench).choose(), DEFAULT, upto="load"), 1.8e9
+    file, anon = (_as_7b(bench, run, kind, at(run, "load", kind)) for kind in ("rss_file_bytes", "rss_anon_bytes"))
     return Finding(
         _nearness((file + anon) / claimed),
         f"Right after a default load of {_scaled(run)}, {fmt_bytes(file)} file-backed and {fmt_bytes(anon)} anonymous "
@@ -218,11 +214,11 @@ def c009(bench: Bench) -> Finding:
     """Peak memory after a default load, scaled as above, against 13.2 GB; and whether at most 10 % of the file is
     resident after it, as "only headers" says. Confirmed if the peak is within 25 % and the reason holds, misleading if
     one of the two does, else wrong. The seconds depend on the machine and decide nothing."""
-    run, claimed = bench.run(bench.choose(), DEFAULT, upto="load"), 13.2e9
+    run, claimed = bench.run(bench.part(PagingBench).choose(), DEFAULT, upto="load"), 13.2e9
     if run.measured is None or run.measured.peak_rss_bytes is None:
         raise Unsettled("this system does not tell the peak of a process")
     peak = _as_7b(bench, run, "rss", run.measured.peak_rss_bytes)
-    share = max(0, _grown(run, "rss_file_bytes", "start", "load")) / run.model.file_bytes
+    share = max(0, grown(run, "rss_file_bytes", "start", "load")) / run.model.file_bytes
     holds = (_nearness(peak / claimed) == "confirmed") + (share <= LITTLE)
     load_s = run.timings.load_s or 0.0
     return Finding(
@@ -242,30 +238,30 @@ def c010(bench: Bench) -> Finding:
     """Anonymous memory added by making the context and by generating. Wrong if at least 90 % of the KV cache was there
     before the first token and generating added at most a quarter of what a cache that grows with the text would;
     confirmed if generating added at least half of that; else roughly right."""
-    model = bench.choose(MAPPED)
+    model = bench.part(PagingBench).choose(MAPPED)
     per_token = predict.kv_bytes(bench.header(model), MAPPED) // MAPPED.n_ctx
     # The kernel's counters may be off by about 1 MiB, so a growing cache would have to add four.
     run = bench.run(model, MAPPED, tokens=-(-4 * MiB // per_token))
     kv, n = run.predicted.kv_bytes, len(run.timings.decode_ms)
-    at_once = _grown(run, "rss_anon_bytes", "load", "context")
-    grown = max(0, _grown(run, "rss_anon_bytes", "prefill", "decode"))
-    if at_once >= MOST * kv and grown <= 0.25 * per_token * n:
+    at_once = grown(run, "rss_anon_bytes", "load", "context")
+    added = max(0, grown(run, "rss_anon_bytes", "prefill", "decode"))
+    if at_once >= MOST * kv and added <= 0.25 * per_token * n:
         verdict = "wrong"
     else:
-        verdict = "confirmed" if grown >= 0.5 * per_token * n else "roughly right"
+        verdict = "confirmed" if added >= 0.5 * per_token * n else "roughly right"
     return Finding(
         verdict,
         f"Making {model}'s context added {fmt_bytes(at_once)}, of it the whole KV cache for {run.settings.n_ctx} "
-        f"tokens ({fmt_bytes(kv)}), and generating {_decoded(run)} added {fmt_bytes(grown)}; a cache that grew with "
+        f"tokens ({fmt_bytes(kv)}), and generating {_decoded(run)} added {fmt_bytes(added)}; a cache that grew with "
         f"the text would have added {fmt_bytes(per_token * n)}.",
-        {"kv_bytes": kv, "context_bytes": at_once, "decode_bytes": grown, "if_growing_bytes": per_token * n},
+        {"kv_bytes": kv, "context_bytes": at_once, "decode_bytes": added, "if_growing_bytes": per_token * n},
     )
 
 
 def c011(bench: Bench) -> Finding:
     """Milliseconds per token without mmap over those with it, repack off, as the range between quartiles. Wrong if all
     of it is below 1.4 (half way from no gain to 1.8), confirmed if none of it is; else the times are too noisy."""
-    model = bench.choose(MAPPED, COPIED, among=(ONE_B, SEVEN_B, REAL), tokens=8)
+    model = bench.part(PagingBench).choose(MAPPED, COPIED, among=(ONE_B, SEVEN_B, BUNDLED), tokens=8)
     run = bench.run(model, MAPPED, tokens=8)
     other = bench.run(model, COPIED, tokens=8, like=run)
     (a1, a2, a3), (b1, b2, b3) = (quantiles(r.timings.decode_ms, n=4) for r in (run, other))
@@ -292,8 +288,11 @@ def c012(bench: Bench) -> Finding:
     """Costly: a page that waits for the disk takes at least ten times as long as one in memory. Idle: under 1 % of the
     weights are read from disk per token while a model that fits decodes. Roughly right if both, since the drive is then
     not essential; confirmed if costly and not idle; depends on machine if idle and not costly; wrong if neither."""
-    seen, run = bench.storage(), bench.run(bench.choose(MAPPED, among=REAL_BYTES), MAPPED)
-    share, faults = _read_share(run), _grown(run, "major_faults", "prefill", "decode")
+    seen, run = (
+        bench.part(PagingBench).storage(),
+        bench.run(bench.part(PagingBench).choose(MAPPED, among=REAL_BYTES), MAPPED),
+    )
+    share, faults = read_share(run), grown(run, "major_faults", "prefill", "decode")
     cold_ms, warm_ms = seen.alone.ms / seen.alone.pages, seen.warm.ms / seen.warm.pages
     costly, idle = cold_ms >= 10 * warm_ms, share <= IDLE
     return Finding(
@@ -314,11 +313,11 @@ def c013(bench: Bench) -> Finding:
     """Near: this drive reads within 30 % of 1.2 GB/s or of 250 MB/s. Busy: at least 1 % of the weights are read from
     disk per token while a model that fits decodes. Confirmed if both, roughly right if busy only. If the disk is idle,
     drive and memory decide together: depends on machine."""
-    rate = bench.storage().disk.cold_bytes_per_s
+    rate = bench.part(PagingBench).storage().disk.cold_bytes_per_s
     if rate is None:
-        raise Unsettled(f"the disk could not be measured: {bench.storage().disk.reason}")
-    run = bench.run(bench.choose(MAPPED, among=REAL_BYTES), MAPPED)
-    share, weights = _read_share(run), bench.header("llama-2-13b:Q4_K_M").tensor_bytes
+        raise Unsettled(f"the disk could not be measured: {bench.part(PagingBench).storage().disk.reason}")
+    run = bench.run(bench.part(PagingBench).choose(MAPPED, among=REAL_BYTES), MAPPED)
+    share, weights = read_share(run), bench.header("llama-2-13b:Q4_K_M").tensor_bytes
     near = any(abs(rate / claimed - 1) <= 0.3 for claimed in (1.2e9, 250e6))
     return Finding(
         "depends on machine" if share < IDLE else "confirmed" if near else "roughly right",
@@ -333,12 +332,12 @@ def c014(bench: Bench) -> Finding:
     Idle: under 1 % of the weights are read from disk per token while a model that fits decodes. Misleading if both,
     confirmed if neither, else roughly right."""
     need = _needed_13b(bench, load_mode="mmap", kv="f16")
-    run = bench.run(bench.choose(MAPPED, among=REAL_BYTES), MAPPED)
-    share, model = _read_share(run), bench.choose(MAPPED)
+    run = bench.run(bench.part(PagingBench).choose(MAPPED, among=REAL_BYTES), MAPPED)
+    share, model = read_share(run), bench.part(PagingBench).choose(MAPPED)
     ms = min(bench.run(model, MAPPED).timings.decode_ms)
     rate = predict.bytes_per_token(bench.header(model), Settings()) / ms * 1000
     per_token = predict.bytes_per_token(bench.header("llama-2-13b:Q4_K_M"), Settings())
-    fits, idle = need <= SIXTEEN_BYTES - SYSTEM_BYTES, share <= IDLE
+    fits, idle = need <= RAM_BYTES - SYSTEM_BYTES, share <= IDLE
     return Finding(
         "misleading" if fits and idle else "roughly right" if fits or idle else "confirmed",
         f"A 13B Q4_K_M needs {fmt_bytes(need)} at 4096 tokens; {run.model.name}, which fits, read {share:.1%} of its "
@@ -375,8 +374,8 @@ def c016(bench: Bench) -> Finding:
     needed, confirmed if all are, else misleading."""
     f16 = _needed_13b(bench, load_mode="mmap", kv="f16")
     copied = _needed_13b(bench, load_mode="none", kv="q8_0")
-    paged = bench.engine_says(b"paged")
-    required = sum(size > SIXTEEN_BYTES - SYSTEM_BYTES for size in (f16, copied)) + paged
+    paged = bench.in_libraries(b"paged")
+    required = sum(size > RAM_BYTES - SYSTEM_BYTES for size in (f16, copied)) + paged
     return Finding(
         "wrong" if required == 0 else "confirmed" if required == 3 else "misleading",
         f"At 4096 tokens a 13B Q4_K_M needs {fmt_bytes(f16)} without the 8-bit cache and {fmt_bytes(copied)} "
@@ -391,32 +390,11 @@ CHECKS: dict[str, Callable[[Bench], Finding]] = {
 }
 
 
-def _at(run: Run, phase: str, kind: str) -> int:
-    """A figure at the end of a phase; kind ``rss`` is anonymous and file-backed memory together."""
-    if kind == "rss":
-        return _at(run, phase, "rss_anon_bytes") + _at(run, phase, "rss_file_bytes")
-    value: int | None = getattr(run.phase(phase), kind, None)
-    if value is None:
-        raise Unsettled(f"this system does not tell {kind.replace('_', ' ')} of a process")
-    return value
-
-
-def _grown(run: Run, kind: str, since: str, until: str) -> int:
-    """How much a figure grew from the end of one phase to the end of another."""
-    return _at(run, until, kind) - _at(run, since, kind)
-
-
 def _count(touch: Touch, kind: str) -> int:
     value: int | None = getattr(touch, kind)
     if value is None:
         raise Unsettled(f"this system does not tell {kind.replace('_', ' ')} of a process")
     return value
-
-
-def _read_share(run: Run) -> float:
-    """The share of the weights that was read from disk for each decoded token."""
-    read = _grown(run, "read_bytes", "prefill", "decode")
-    return read / len(run.timings.decode_ms) / run.predicted.weights_bytes
 
 
 def _decoded(run: Run) -> str:
@@ -439,7 +417,7 @@ def _needed_13b(bench: Bench, *, load_mode: str, kv: str) -> int:
 
 def _as_7b(bench: Bench, run: Run, kind: str, value: int) -> int:
     """What a resident size would be for a 7B Q4_K_M: what the model added to the process, in proportion to its file."""
-    base = _at(run, "start", kind)
+    base = at(run, "start", kind)
     return round(base + (value - base) * bench.header(SEVEN_B).file_bytes / run.model.file_bytes)
 
 

@@ -14,9 +14,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from labkit import predict
-from labkit.course.claims.bench import REAL, SEVEN_B, Bench, Unsettled
+from labkit.course.claims.bench import Bench
+from labkit.course.claims.finding import Finding
 from labkit.course.claims.ledger import Figure
-from labkit.course.lab01.claims import Finding
+from labkit.course.claims.terms import BUNDLED, CLOSE, NEAR, SEVEN_B
+from labkit.course.claims.unsettled import Unsettled
+from labkit.course.lab02.bench import QuantBench
 from labkit.gguf.types import DEFAULT_ALIGNMENT, TYPES, VALUE_TYPES, GGMLType
 from labkit.models.shapes import QUANTS
 from labkit.settings import Settings
@@ -25,7 +28,6 @@ from labkit.units import KiB, fmt_bytes
 if TYPE_CHECKING:
     from labkit.quant.quality import Quality
 
-CLOSE, NEAR = 0.02, 0.1  # a claimed size that is right, and one that is right to about one digit
 PAGE_BYTES = 4 * KiB
 SEVEN, THIRTEEN = "llama-2-7b", "llama-2-13b"
 K_MIXTURES = tuple(quant for quant in QUANTS if re.match(r"Q\d_K", quant))
@@ -38,11 +40,11 @@ def c017(bench: Bench) -> Finding:
     without a rest, and the word in llama.cpp's libraries. Confirmed if every tensor starts on a page, every block fits
     and the word is there; wrong if no tensor starts on a page, no block fits and the word is not there; else
     misleading."""
-    header = bench.header(REAL)
+    header = bench.header(BUNDLED)
     on_page = sum(tensor.offset % PAGE_BYTES == 0 for tensor in header.tensors)
     blocks = _k_types(bench)
     fitting = sum(PAGE_BYTES % block.block_bytes == 0 for block in blocks)
-    named = any(bench.engine_says(word) for word in (b"kblob", b"k-blob", b"k_blob", b"knowledge blob"))
+    named = any(bench.in_libraries(word) for word in (b"kblob", b"k-blob", b"k_blob", b"knowledge blob"))
     if on_page == len(header.tensors) and fitting == len(blocks) and named:
         verdict = "confirmed"
     else:
@@ -50,9 +52,9 @@ def c017(bench: Bench) -> Finding:
     q4, aligned = TYPES["Q4_K"].block_bytes, sum(tensor.offset % DEFAULT_ALIGNMENT == 0 for tensor in header.tensors)
     return Finding(
         verdict,
-        f"Of {REAL}'s {len(header.tensors)} tensors {on_page} start on a page of {PAGE_BYTES} bytes and {aligned} at a "
-        f"multiple of {DEFAULT_ALIGNMENT}; {fitting} of {len(blocks)} K-quant blocks fill a page, one of Q4_K with its "
-        f'{q4} bytes fitting {PAGE_BYTES / q4:.2f} times; "K-blob" occurs {"" if named else "nowhere "}in llama.cpp\'s '
+        f"Of {BUNDLED}'s {len(header.tensors)} tensors {on_page} start on a page of {PAGE_BYTES} bytes and {aligned} "
+        f"at a multiple of {DEFAULT_ALIGNMENT}; {fitting} of {len(blocks)} K-quant blocks fill a page, one of Q4_K "
+        f'with its {q4} bytes fitting {PAGE_BYTES / q4:.2f} times; "K-blob" occurs {"" if named else "nowhere "}in llama.cpp\'s '
         f"libraries.",
         {
             "tensors": len(header.tensors),
@@ -69,7 +71,7 @@ def c018(bench: Bench) -> Finding:
     64 bits for each, type, 64 bits for the offset. Wrong if these fields end where the data's padding begins: nothing
     is compressed and no byte is left for sizes. Misleading if that needs 8 more bytes per tensor, a size. Confirmed if
     neither reading ends there and zlib cannot shorten the table either."""
-    head = bench.head(REAL)
+    head = bench.part(QuantBench).head(BUNDLED)
     start, n = _table_start(head)
     table = head[start:]
     shorter = len(zlib.compress(table, 9)) / len(table)
@@ -218,7 +220,7 @@ def c028(bench: Bench) -> Finding:
     most = max(weights, key=lambda name: weights[name])
     higher = [name for name in weights if TYPES[name].bpw > TYPES[most].bpw]
     share = sum(weights[name] for name in higher) / sum(weights.values())
-    trained, zeros = (bench.types_given(model, "Q4_K_M") for model in (REAL, "smollm2-135m:F16"))
+    trained, zeros = (bench.part(QuantBench).types_given(model, "Q4_K_M") for model in (BUNDLED, "smollm2-135m:F16"))
     differ = sum(zeros.get(name) != given for name, given in trained.items())
     down = sum(tensor.type in higher for tensor in header.tensors if "ffn_down" in tensor.name)
     return Finding(
@@ -234,12 +236,12 @@ def c029(bench: Bench) -> Finding:
     """The bundled model in Q4_K_M, made with an importance matrix and without, beside its F16. Confirmed if it relies
     on the matrix: without it, less than three quarters of the likeliest next tokens stay the same. Else misleading if
     the matrix lowers the divergence (KLD) by more than twice the error of measurement, and wrong if it does not."""
-    plain, weighted = bench.quality("Q4_K_M"), bench.quality("Q4_K_M", imatrix=True)
+    plain, weighted = bench.part(QuantBench).quality("Q4_K_M"), bench.part(QuantBench).quality("Q4_K_M", imatrix=True)
     lower = plain.kld_mean - weighted.kld_mean
     helps = lower > 2 * math.hypot(plain.kld_mean_error, weighted.kld_mean_error)
     return Finding(
         "confirmed" if plain.top1 < 0.75 else "misleading" if helps else "wrong",
-        f"In Q4_K_M {REAL} keeps {plain.top1:.0%} of F16's likeliest next tokens without an importance matrix and "
+        f"In Q4_K_M {BUNDLED} keeps {plain.top1:.0%} of F16's likeliest next tokens without an importance matrix and "
         f"{weighted.top1:.0%} with one, and KLD is {plain.kld_mean:.3f} and {weighted.kld_mean:.3f} over "
         f"{plain.n_tokens} tokens.",
         {
@@ -255,7 +257,7 @@ def c030(bench: Bench) -> Finding:
     """The bundled model in Q4_K_M beside its F16, without an importance matrix. Confirmed if perplexity rises by at
     most 2 % and at least 95 % of the likeliest next tokens stay the same; wrong if it rises by more than 20 % or less
     than three quarters stay; else roughly right. A larger model loses less."""
-    seen = bench.quality("Q4_K_M")
+    seen = bench.part(QuantBench).quality("Q4_K_M")
     rise = _rise(seen)
     if rise <= 0.02 and seen.top1 >= 0.95:
         verdict = "confirmed"
@@ -263,7 +265,7 @@ def c030(bench: Bench) -> Finding:
         verdict = "wrong" if rise > 0.2 or seen.top1 < 0.75 else "roughly right"
     return Finding(
         verdict,
-        f"In Q4_K_M, {REAL}'s perplexity over {seen.n_tokens} tokens rises by {rise:.1%}, from "
+        f"In Q4_K_M, {BUNDLED}'s perplexity over {seen.n_tokens} tokens rises by {rise:.1%}, from "
         f"{seen.reference_perplexity:.1f} in F16 (made from its Q4_1) to {seen.perplexity:.1f}, and {seen.top1:.0%} of "
         f"the likeliest next tokens stay the same.",
         {"perplexity_rise_share": round(rise, 4), "kld": round(seen.kld_mean, 4), "top1_share": round(seen.top1, 3)},
@@ -276,7 +278,7 @@ def c031(bench: Bench) -> Finding:
     error is below that: a limit breaks. Misleading if not: memory is bought with precision, as by any rounding. Wrong
     if Q4_K saves nothing against F16."""
     block = TYPES["Q4_K"]
-    error, limit = bench.rounding_error("Q4_K"), 2**-block.bpw
+    error, limit = bench.part(QuantBench).rounding_error("Q4_K"), 2**-block.bpw
     saves = block.bpw < TYPES["F16"].bpw
     return Finding(
         "wrong" if not saves else "confirmed" if error < limit else "misleading",
@@ -290,15 +292,15 @@ def c032(bench: Bench) -> Finding:
     """Moves: "migrat" occurs in llama.cpp's libraries. Neutral: no key of the bundled model's metadata names a backend.
     Kept: this CPU re-lays no weight of a 7B Q4_K_M (predicted). Confirmed if it moves and blocks are kept, roughly
     right if it moves only, misleading if it does not but the file is neutral, wrong if neither."""
-    keys = list(bench.header(REAL).metadata)
+    keys = list(bench.header(BUNDLED).metadata)
     naming = [key for key in keys if any(word in key.lower() for word in BACKENDS)]
-    moves, relaid = bench.engine_says(b"migrat"), bench.relaid_bytes(SEVEN_B)
+    moves, relaid = bench.in_libraries(b"migrat"), bench.part(QuantBench).repacked_bytes(SEVEN_B)
     still = "wrong" if naming else "misleading"
     return Finding(
         still if not moves else "roughly right" if relaid else "confirmed",
         f'"Migrat" occurs {"" if moves else "nowhere "}in llama.cpp\'s libraries, and {len(naming)} of {len(keys)} '
-        f"metadata keys of {REAL} name a backend; when it loads a 7B Q4_K_M, this CPU re-lays {fmt_bytes(relaid)} of "
-        f"its {fmt_bytes(bench.header(SEVEN_B).tensor_bytes)}.",
+        f"metadata keys of {BUNDLED} name a backend; when it loads a 7B Q4_K_M, this CPU re-lays {fmt_bytes(relaid)} "
+        f"of its {fmt_bytes(bench.header(SEVEN_B).tensor_bytes)}.",
         {
             "migrates": "yes" if moves else "no",
             "keys": len(keys),
@@ -313,15 +315,15 @@ def c033(bench: Bench) -> Finding:
     the one file: mapping it, and caches of f16 and of q8_0 (llama.cpp's dry run). Confirmed if the metadata has both,
     roughly right if it has one; misleading if it has neither but both can be done, so that they are choices at run
     time; wrong if they cannot be done at all."""
-    keys = list(bench.header(REAL).metadata)
+    keys = list(bench.header(BUNDLED).metadata)
     paging = [key for key in keys if re.search(r"pag(e|ing)|mmap|mlock|load_mode", key)]
     cache = [key for key in keys if re.search(r"cache|\btype_[kv]\b|kv_type", key)]
-    f16, q8 = (bench.cache_bytes(REAL, kind) for kind in ("f16", "q8_0"))
-    works = bench.can_map(REAL) and q8 < f16
+    f16, q8 = bench.planned_kv_bytes(BUNDLED, *(Settings(type_k=name, type_v=name) for name in ("f16", "q8_0")))
+    works = bench.can_map(BUNDLED) and q8 < f16
     inside = bool(paging) + bool(cache)
     return Finding(
         "confirmed" if inside == 2 else "roughly right" if inside else "misleading" if works else "wrong",
-        f"Of {REAL}'s {len(keys)} metadata keys {len(paging)} speak of paging and {len(cache)} of a cache type; the "
+        f"Of {BUNDLED}'s {len(keys)} metadata keys {len(paging)} speak of paging and {len(cache)} of a cache type; the "
         f"one file runs with a cache of {fmt_bytes(f16)} in f16 or {fmt_bytes(q8)} in q8_0 for 512 tokens.",
         {"keys": len(keys), "paging_keys": len(paging), "cache_keys": len(cache), "f16_bytes": f16, "q8_0_bytes": q8},
     )
@@ -363,7 +365,7 @@ def c104(bench: Bench) -> Finding:
     share of likeliest next tokens that change. Confirmed if all four are within 1 point of 2.3 %. Depends on machine if
     the largest is twice the smallest or more, so that model, mixture and measure, which the claim leaves open, decide.
     Else wrong."""
-    seen = {quant: bench.quality(quant) for quant in ("Q4_K_M", "Q4_0")}
+    seen = {quant: bench.part(QuantBench).quality(quant) for quant in ("Q4_K_M", "Q4_0")}
     costs = [cost for quality in seen.values() for cost in (_rise(quality), 1 - quality.top1)]
     if all(abs(cost - 0.023) <= 0.01 for cost in costs):
         verdict = "confirmed"
@@ -379,7 +381,7 @@ def c104(bench: Bench) -> Finding:
         figures[f"{quant.lower()}_changed_share"] = round(1 - quality.top1, 4)
     return Finding(
         verdict,
-        f"On {REAL}, without any GPU, {listed}, where the claim says 2.3%.",
+        f"On {BUNDLED}, without any GPU, {listed}, where the claim says 2.3%.",
         figures,
     )
 
@@ -456,7 +458,7 @@ def _k_types(bench: Bench) -> list[GGMLType]:
 
 def _groups(bench: Bench, block: GGMLType) -> list[int]:
     """How many weights each shared byte of a block changes."""
-    groups = [n for n in bench.weights_changed(block.name) if n > 1]
+    groups = [n for n in bench.part(QuantBench).weights_changed(block.name) if n > 1]
     if not groups:
         raise Unsettled(f"no byte of a {block.name} block changes more than one weight")
     return groups
@@ -464,7 +466,7 @@ def _groups(bench: Bench, block: GGMLType) -> list[int]:
 
 def _shared_bits(bench: Bench, block: GGMLType) -> float:
     """Bits per weight in bytes that change more than one weight."""
-    return 8 * sum(n > 1 for n in bench.weights_changed(block.name)) / block.block_elems
+    return 8 * sum(n > 1 for n in bench.part(QuantBench).weights_changed(block.name)) / block.block_elems
 
 
 def _listing(sizes: dict[str, int]) -> str:

@@ -1,34 +1,35 @@
-"""What checks of claims about the cache ask a ``Bench`` for: handed over by a lab, else measured small and kept."""
+"""What the checks of lab 03's claims measure about the KV cache: memory, quality, speed, cells."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit import engine, predict
+from labkit.course.claims.bench import Part, ending, undisturbed
+from labkit.course.claims.phases import grown
+from labkit.course.claims.terms import BUNDLED
 from labkit.course.claims.unsettled import Unsettled, or_unsettled
 from labkit.engine.internals.slot_maps import EMPTY
+from labkit.experiments.child.task import TaskError
 from labkit.experiments.run import Run
-from labkit.gguf import TYPES, Header
+from labkit.gguf import TYPES
 from labkit.settings import CACHE_TYPES, Settings
 from labkit.units import GiB, KiB, MiB
 
 if TYPE_CHECKING:
     from labkit.experiments.cache_slots import Snapshot
     from labkit.experiments.depth import DepthSpeed
-    from labkit.experiments.dry_run import Planned
     from labkit.quant.cache_quality import CacheQuality
 
-SMALL, THIRTEEN, EIGHT = "smollm2", "llama-2-13b:Q4_K_M", "llama-3.1-8b:Q4_K_M"
 QUANTIZED = tuple(name for name in CACHE_TYPES if TYPES[name.upper()].block_elems > 1)
-COMPARED = ("q8_0", "q4_0")  # the cache types that the articles speak of, beside f16
+COMPARED = ("q8_0", "q4_0")  # the cache types that the articles compare with f16
 TEXT_TOKENS = 128
 DEPTHS, REPEATS = (0, 1024), 48
 GROWTH_BYTES = 4 * MiB  # the kernel's counters may be off by about 1 MiB
@@ -38,14 +39,14 @@ ADDRESSES_BYTES, TOO_LARGE_BYTES = 4 * GiB, 16 * GiB  # what a child may have, a
 
 @dataclass(frozen=True)
 class Growth:
-    """What became of a process's memory as a cache was made and filled.
+    """How a process's memory grew while a cache was made and filled.
 
     Attributes:
         n_ctx, n_tokens: cells of the cache, and how many of them generating filled.
         kv_bytes: the cache, predicted.
-        kv_buffers: as llama.cpp reports them, one for each device that holds a part.
+        kv_buffers: bytes of each buffer that llama.cpp reports for it, one for each device that holds a part.
         context_bytes, decode_bytes: anonymous memory that making the context and generating added.
-        minor_faults, major_faults: while generating.
+        minor_faults, major_faults: while generating; None where the system does not count them.
     """
 
     model: str
@@ -65,92 +66,41 @@ class Growth:
 
     @classmethod
     def of(cls, run: Run) -> Growth:
-        """What a run showed that got through decode.
+        """What a run showed that finished decode.
 
         Raises:
             Unsettled: the system does not tell anonymous memory.
         """
 
-        def grown(kind: str, since: str, until: str) -> int | None:
-            before, after = (getattr(run.phase(name), kind) for name in (since, until))
-            return None if before is None or after is None else int(after - before)
+        def faults(kind: str) -> int | None:
+            try:
+                return grown(run, kind, "prefill", "decode")
+            except Unsettled:
+                return None
 
-        at_once, later = grown("rss_anon_bytes", "load", "context"), grown("rss_anon_bytes", "prefill", "decode")
-        if at_once is None or later is None:
-            raise Unsettled("this system does not tell rss anon bytes of a process")
         return cls(
             model=run.model.name,
             n_ctx=run.settings.n_ctx,
             n_tokens=len(run.timings.decode_ms),
             kv_bytes=run.predicted.kv_bytes,
             kv_buffers=tuple(buffer.bytes for buffer in run.buffers if buffer.kind == "kv"),
-            context_bytes=at_once,
-            decode_bytes=max(0, later),
-            minor_faults=grown("minor_faults", "prefill", "decode"),
-            major_faults=grown("major_faults", "prefill", "decode"),
+            context_bytes=grown(run, "rss_anon_bytes", "load", "context"),
+            decode_bytes=max(0, grown(run, "rss_anon_bytes", "prefill", "decode")),
+            minor_faults=faults("minor_faults"),
+            major_faults=faults("major_faults"),
         )
 
 
-class CacheFigures:
-    """The part of ``Bench`` that is about the cache.
-
-    Attributes:
-        cache_qualities, depth_speeds, slot_maps: what ``cache_quality``, ``speed_at_depth`` and ``slot_map`` returned.
-            Put in what was measured elsewhere, so that it is not measured again.
-    """
-
-    looked: bool
-    progress: Callable[[float, str], None]
-    used: list[Run]
-    _runs: list[Run]
-    _measure: Callable[..., Run]
-
-    def __init__(self) -> None:
-        self.cache_qualities: list[CacheQuality] = []
-        self.depth_speeds: list[DepthSpeed] = []
-        self.slot_maps: list[Sequence[Snapshot]] = []
-
-    def header(self, model: str) -> Header:
-        raise NotImplementedError
-
-    def run(self, model: str, settings: Settings, *, upto: str = "decode", tokens: int = 1) -> Run:
-        raise NotImplementedError
-
-    def _path(self, model: str) -> Path:
-        raise NotImplementedError
+class CacheBench(Part):
+    """What the KV cache takes, and what it costs in quality and speed."""
 
     def kv_bytes(self, model: str, **settings: Any) -> int:
         """The KV cache of a model by the kit's formula."""
-        return predict.kv_bytes(self.header(model), Settings.of(settings))
-
-    def planned(self, model: str, *settings: Settings) -> tuple[Planned, ...]:
-        """What llama.cpp would allocate, by its own dry run; a setting that it refuses has a ``problem``.
-
-        Raises:
-            Unsettled: llama.cpp is not installed, or cannot open the model.
-        """
-        from labkit.experiments.child.task import TaskError
-        from labkit.experiments.dry_run import dry_runs
-
-        path = self._path(model)
-        self.looked = True
-        with or_unsettled(TaskError, OSError):
-            return dry_runs(path, settings, progress=self.progress)
-
-    def planned_kv_bytes(self, model: str, *settings: Settings) -> list[int]:
-        """The cache in each of llama.cpp's plans.
-
-        Raises:
-            Unsettled: see ``planned``; also when it refuses one.
-        """
-        plans = self.planned(model, *settings)
-        if problem := next((plan.problem for plan in plans if plan.problem), None):
-            raise Unsettled(problem.rstrip("."))
-        return [plan.kv_bytes or 0 for plan in plans]
+        return predict.kv_bytes(self.bench.header(model), Settings.of(settings))
 
     def killed(self) -> list[Run]:
         """Runs, of those there are, that a memory cap ended."""
-        return [run for run in self._runs if run.outcome == "oom-killed"]
+        return [run for run in self.bench.runs if run.outcome == "oom-killed"]
 
     def growth(self) -> Growth:
         """A 4-bit model with an f16 cache, run for so many tokens that a cache which grew with them would show.
@@ -158,38 +108,39 @@ class CacheFigures:
         Raises:
             Unsettled: see ``Bench.run``; or the system does not tell anonymous memory.
         """
-        for run in self._runs:
-            plain = run.cap_bytes is None and not (run.layers or run.evict or run.caution)
+        for run in self.bench.runs:
+            plain = run.cap_bytes is None and undisturbed(run)
             if plain and run.settings.type_k == run.settings.type_v == "f16" and _would_show(run):
-                self.used.append(run)
+                self.bench.used.append(run)
                 return Growth.of(run)
-        per_token = self.kv_bytes(SMALL, n_ctx=GROWTH_CONTEXT) // GROWTH_CONTEXT
+        per_token = self.kv_bytes(BUNDLED, n_ctx=GROWTH_CONTEXT) // GROWTH_CONTEXT
         wanted = Settings(repack=False, n_ctx=GROWTH_CONTEXT)
-        return Growth.of(self.run(SMALL, wanted, tokens=-(-GROWTH_BYTES // per_token)))
+        return Growth.of(self.bench.run(BUNDLED, wanted, tokens=-(-GROWTH_BYTES // per_token)))
 
-    def cache_quality(self, type_k: str, type_v: str, *, rotated: bool = True) -> CacheQuality:
+    def quality(self, type_k: str, type_v: str, *, rotated: bool = True) -> CacheQuality:
         """What a pair of cache types costs the bundled model in quality.
 
         Raises:
             Unsettled: llama.cpp is not installed or refuses.
         """
-        self.looked = True
-        found = self._quality_of(type_k, type_v, rotated)
+        self.bench.looked = True
+        found = self.known_quality(type_k, type_v, rotated=rotated)
         if found is None:
-            from labkit.experiments.child.task import TaskError
             from labkit.quant.cache_quality import cache_quality
 
             pairs = list(dict.fromkeys([(type_k, type_v), *((name, name) for name in COMPARED)]))
-            how: dict[str, Any] = {"tokens": TEXT_TOKENS, "threads": 1, "progress": self.progress}
+            how: dict[str, Any] = {"tokens": TEXT_TOKENS, "threads": 1, "progress": self.bench.progress}
             with or_unsettled(TaskError, OSError):
-                self.cache_qualities += cache_quality(self._path(SMALL), pairs=pairs, rotation=(rotated,), **how)
-            found = self._quality_of(type_k, type_v, rotated)
+                measured = cache_quality(self.bench.path(BUNDLED), pairs=pairs, rotation=(rotated,), **how)
+            self.bench.cache_qualities += measured
+            found = self.known_quality(type_k, type_v, rotated=rotated)
             assert found is not None  # it was among the pairs
         return found
 
-    def _quality_of(self, type_k: str, type_v: str, rotated: bool) -> CacheQuality | None:
+    def known_quality(self, type_k: str, type_v: str, *, rotated: bool) -> CacheQuality | None:
+        """The same if it has been measured, over the most tokens; else None."""
         wanted = (type_k, type_v, rotated)
-        same = (one for one in self.cache_qualities if (one.type_k, one.type_v, one.rotated) == wanted)
+        same = (one for one in self.bench.cache_qualities if (one.type_k, one.type_v, one.rotated) == wanted)
         return max(same, key=lambda one: one.quality.n_tokens, default=None)
 
     def depth(self) -> tuple[DepthSpeed, ...]:
@@ -198,73 +149,74 @@ class CacheFigures:
         Raises:
             Unsettled: llama.cpp is not installed or refuses.
         """
-        self.looked = True
+        self.bench.looked = True
         if len(self._depths()) < 2:
-            from labkit.experiments.child.task import TaskError
             from labkit.experiments.depth import speed_at_depth
 
-            how: dict[str, Any] = {"depths": DEPTHS, "repeats": REPEATS, "threads": 1, "progress": self.progress}
+            how: dict[str, Any] = {"depths": DEPTHS, "repeats": REPEATS, "threads": 1, "progress": self.bench.progress}
             with or_unsettled(TaskError, OSError):
-                self.depth_speeds = list(speed_at_depth(self._path(SMALL), types=("f16", *COMPARED), **how))
+                measured = speed_at_depth(self.bench.path(BUNDLED), types=("f16", *COMPARED), **how)
+            self.bench.depth_speeds = list(measured)
         wanted = self._depths()
-        return tuple(one for one in self.depth_speeds if one.n_past in wanted and _is_compared(one))
+        return tuple(one for one in self.bench.depth_speeds if one.n_past in wanted and _is_compared(one))
 
     def _depths(self) -> set[int]:
         """Depths at which all three types were timed."""
-        timed = {(one.type_k, one.n_past) for one in self.depth_speeds if _is_compared(one)}
+        timed = {(one.type_k, one.n_past) for one in self.bench.depth_speeds if _is_compared(one)}
         return {n for _, n in timed if all((name, n) in timed for name in ("f16", *COMPARED))}
 
     def slots(self) -> Sequence[Snapshot]:
-        """The cells of llama.cpp's cache while sequences come and go, until one more does not fit.
+        """The cells of llama.cpp's cache while sequences are added and removed, until one more does not fit.
 
         Raises:
             Unsettled: llama.cpp is not installed or refuses.
         """
-        self.looked = True
-        found = next((trace for trace in self.slot_maps if _asks_for_a_gap(trace) and _asks_for_too_much(trace)), None)
+        self.bench.looked = True
+        traces = self.bench.slot_maps
+        found = next((trace for trace in traces if _asks_for_a_gap(trace) and _asks_for_too_much(trace)), None)
         if found is None:
             from labkit.experiments.cache_slots import demo_trace, slot_map
-            from labkit.experiments.child.task import TaskError
 
+            model = self.bench.path(BUNDLED)
             with or_unsettled(TaskError, OSError):
-                found = slot_map(demo_trace(), model=self._path(SMALL), threads=1, progress=self.progress)
-            self.slot_maps.append(found)
+                found = slot_map(demo_trace(), model=model, threads=1, progress=self.bench.progress)
+            traces.append(found)
         return found
 
     def refusal(self) -> str | None:
-        """What llama.cpp says when a child that may have 4 GiB of addresses asks for a cache of 16; None: nothing.
+        """llama.cpp's error when a child that may have 4 GiB of addresses asks for a cache of 16; None if it has none.
 
         Raises:
             Unsettled: only Linux limits the addresses of a process; or llama.cpp is not installed.
         """
         from labkit.course.lab03.short_memory import ShortMemoryError, refusal
 
-        per_token = self.kv_bytes(SMALL, n_ctx=KiB) // KiB
+        per_token = self.kv_bytes(BUNDLED, n_ctx=KiB) // KiB
         settings = Settings(repack=False, n_threads=1, n_ctx=TOO_LARGE_BYTES // per_token)
-        self.looked = True
+        self.bench.looked = True
         with or_unsettled(ShortMemoryError):
-            return refusal(self._path(SMALL), settings, addresses_bytes=ADDRESSES_BYTES)
+            return refusal(self.bench.path(BUNDLED), settings, addresses_bytes=ADDRESSES_BYTES)
 
-    def cache_under(self, variable: str) -> int:
+    def kv_bytes_under(self, variable: str) -> int:
         """The KV cache that a child process makes for 512 tokens when an environment variable is set to 1.
 
         Raises:
             Unsettled: llama.cpp is not installed or refuses.
         """
-        self.looked = True
+        self.bench.looked = True
         with _environment(variable):
-            run = self._measure(SMALL, tokens=1, progress=self.progress, repack=False, n_threads=1)
+            run = self.bench.measure(BUNDLED, tokens=1, progress=self.bench.progress, repack=False, n_threads=1)
         if not run.phase("context"):
-            raise Unsettled(f"{SMALL} did not get through context: {run.outcome}, {run.reason.rstrip('.')}")
+            raise Unsettled(f"{BUNDLED} did not finish context: {ending(run)}")
         return run.buffer_bytes(kind="kv")
 
     def device_kinds(self) -> frozenset[str]:
-        """Names and descriptions of what this build can compute on, in lower case.
+        """Names and descriptions of the devices that this build can compute on, in lower case.
 
         Raises:
             Unsettled: llama.cpp is not installed.
         """
-        self.looked = True
+        self.bench.looked = True
         info = engine.info()
         if info.problem:
             raise Unsettled(info.problem.rstrip("."))
@@ -282,24 +234,25 @@ class CacheFigures:
 
 
 def _would_show(run: Run) -> bool:
-    """Whether a 4-bit model went through all phases, with tokens enough to be seen in the kernel's counters."""
-    if run.model.name != SMALL and not run.model.name.endswith(":Q4_K_M"):
+    """Whether a 4-bit model finished all phases, with enough tokens for growth to show in the kernel's counters."""
+    if run.model.name != BUNDLED and not run.model.name.endswith(":Q4_K_M"):
         return False
-    through = all(run.phase(name) for name in ("load", "context", "prefill", "decode"))
-    return through and run.predicted.kv_bytes * len(run.timings.decode_ms) >= GROWTH_BYTES * run.settings.n_ctx
+    finished = all(run.phase(name) for name in ("load", "context", "prefill", "decode"))
+    return finished and run.predicted.kv_bytes * len(run.timings.decode_ms) >= GROWTH_BYTES * run.settings.n_ctx
 
 
 def _is_compared(speed: DepthSpeed) -> bool:
+    """Whether K and V have one of the types that are compared, with flash attention."""
     return speed.type_k == speed.type_v and speed.type_k in ("f16", *COMPARED) and speed.flash_attn != "off"
 
 
 def _asks_for_a_gap(trace: Sequence[Snapshot]) -> bool:
-    """Whether a new sequence comes after another was removed from before a third, and is longer than the hole."""
-    for before, hole, after in zip(trace, trace[1:], trace[2:], strict=False):
-        freed = np.flatnonzero((before.cells != EMPTY) & (hole.cells == EMPTY))
-        if hole.step.op == "remove" and after.step.op == "add" and 0 < len(freed) < (after.step.n or 0):
-            behind = hole.cells[freed[-1] + 1 :]
-            if (behind != EMPTY).any() and after.step.seq not in hole.cells:
+    """Whether a sequence between two others is removed, and a new one is added that is longer than the gap it left."""
+    for before, gap, after in zip(trace, trace[1:], trace[2:], strict=False):
+        freed = np.flatnonzero((before.cells != EMPTY) & (gap.cells == EMPTY))
+        if gap.step.op == "remove" and after.step.op == "add" and 0 < len(freed) < (after.step.n or 0):
+            behind = gap.cells[freed[-1] + 1 :]
+            if (behind != EMPTY).any() and after.step.seq not in gap.cells:
                 return True
     return False
 
@@ -314,6 +267,7 @@ def _asks_for_too_much(trace: Sequence[Snapshot]) -> bool:
 
 @contextmanager
 def _environment(variable: str) -> Iterator[None]:
+    """Within the block an environment variable is 1."""
     before = os.environ.get(variable)
     os.environ[variable] = "1"
     try:

@@ -1,4 +1,4 @@
-"""What llama.cpp says when it cannot have the memory for a cache: asked in a child that may have few addresses."""
+"""What llama.cpp reports when it cannot have the memory for a cache: asked in a child that may have few addresses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TIMEOUT_S = 60.0
 
 
 class ShortMemoryError(RuntimeError):
-    """The question could not be put; one sentence says why."""
+    """The child could not try; one sentence says why."""
 
 
 def refusal(model: Path, settings: Settings, *, addresses_bytes: int) -> str | None:
-    """Make a context in a process whose addresses are limited (RLIMIT_AS), and hear what llama.cpp says.
+    """Make a context in a process whose addresses are limited (RLIMIT_AS), and return llama.cpp's error.
 
     Args:
         model: the file; it is mapped within the limit.
@@ -42,14 +42,14 @@ def refusal(model: Path, settings: Settings, *, addresses_bytes: int) -> str | N
             timeout=TIMEOUT_S,
             check=False,
         )
-        said: str | None = json.loads(child.stdout)["said"]
+        refused: str | None = json.loads(child.stdout)["refused"]
     except subprocess.TimeoutExpired:
         raise ShortMemoryError(f"the child did not answer within {TIMEOUT_S:.0f} s.") from None
     except (ValueError, TypeError, KeyError):
-        words = child.stderr.strip().splitlines()
-        reason = words[-1] if words else "it said nothing"
+        lines = child.stderr.strip().splitlines()
+        reason = lines[-1] if lines else "it wrote no reason"
         raise ShortMemoryError(f"the child ended with status {child.returncode}: {reason}.") from None
-    return said
+    return refused
 
 
 def main() -> int:
@@ -61,13 +61,14 @@ def main() -> int:
     job = json.loads(sys.stdin.read())
     settings = Settings.of(job["settings"])
     resource.setrlimit(resource.RLIMIT_AS, (job["addresses_bytes"],) * 2)
+    refused = None
     with engine.Model(Path(job["model"]), settings) as model:
         try:
             with engine.Context(model, settings):
-                said = None
+                pass
         except engine.EngineError as error:
-            said = str(error)
-    print(json.dumps({"said": said}))
+            refused = str(error)
+    print(json.dumps({"refused": refused}))
     return 0
 
 

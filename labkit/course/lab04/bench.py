@@ -1,32 +1,31 @@
-"""What checks of claims about offloading ask a ``Bench`` for: runs with a device, predictions, published figures."""
+"""What the checks of lab 04's claims measure about offloading: runs with a device, predictions, published figures."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import engine
+from labkit.course.claims import libraries
+from labkit.course.claims.bench import Bench, Part, ending, undisturbed
+from labkit.course.claims.terms import RAM_BYTES
 from labkit.course.claims.unsettled import Unsettled, or_unsettled
 from labkit.course.lab04.offloaded import Offloaded, order_of
 from labkit.experiments import device
 from labkit.experiments.run import Run
-from labkit.gguf import Header
 from labkit.predict import hardware
 from labkit.predict.hardware import Hardware
 from labkit.predict.offload import Split, offload
 from labkit.predict.placement import place
 from labkit.settings import LOOPBACK, Settings
 from labkit.system.machine import machine
-from labkit.units import GiB
 
 if TYPE_CHECKING:
     from labkit.course.lab04.link_count import Crossed
 
-LEAVING = "smollm2-135m:Q4_K_M"  # small, and its 30 blocks are of unlike sizes, which tells which of them left
+LEAVING = "smollm2-135m:Q4_K_M"  # small, and its 30 blocks differ in size, which tells which of them are on a device
 EVERYTHING = 99  # n_gpu_layers that no model here reaches
 LINK_TOKENS = 16
 ROUNDS, ROUND_TOKENS, STEADY = 3, 16, 0.1
@@ -44,41 +43,12 @@ KINDS: dict[str, tuple[Callable[[int, int], bool], int, bool]] = {
 }
 
 
-class OffloadFigures:
-    """The part of ``Bench`` that is about offloading.
+class OffloadBench(Part):
+    """Where a model's layers are with a device, what crosses to it, and how fast that is."""
 
-    Attributes:
-        cited: whose published figures the check at hand used; empty if none.
-        crossings: what ``linkcount.crossed`` counted for ``LEAVING`` at the ``part`` of ``KINDS``; put in to spare it.
-    """
-
-    looked: bool
-    progress: Callable[[float, str], None]
-    used: list[Run]
-    cited = ""
-    crossings: Crossed | None = None
-    _runs: list[Run]
-
-    @property
-    def _recorded(self) -> list[Run]:
-        raise NotImplementedError
-
-    def header(self, model: str) -> Header:
-        raise NotImplementedError
-
-    def run(self, model: str, settings: Settings) -> Run:
-        raise NotImplementedError
-
-    def _path(self, model: str) -> Path:
-        raise NotImplementedError
-
-    def _live(self, model: str, settings: Settings, **how: Any) -> Run:
-        raise NotImplementedError
-
-    def cite(self, source: str) -> None:
-        """Note that the check at hand uses figures or words that this project only took over."""
-        if source not in self.cited:
-            self.cited += f" and {source}" if self.cited else source
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self._crossed: Crossed | None = None
 
     @cached_property
     def device_name(self) -> str | None:
@@ -93,24 +63,26 @@ class OffloadFigures:
         Raises:
             Unsettled: a run failed here.
         """
-        for runs in (self._runs, [] if self.device_name else self._recorded):
+        for runs in (self.bench.runs, [] if self.device_name else self.bench.recorded):
             # Of a file of the learner's own, only its name is known.
             for model in dict.fromkeys(run.model.name for run in runs if run.settings.devices and run.model.forged):
-                found = [self._of_kind(kind, runs, model) for kind in kinds]
-                if None not in found:
-                    self.used += [run for run in found if run is not None]
-                    return tuple(Offloaded.of(run, self._n_layer(run)) for run in found if run is not None)
-        header = self.header(LEAVING)
-        wanted = []
-        for kind in kinds:
-            _, n_gpu_layers, with_cache = KINDS[kind]
-            devices = (self.device_name,) if self.device_name else ()
-            wanted.append(Settings(repack=False, n_gpu_layers=n_gpu_layers, devices=devices, offload_kqv=with_cache))
-        if self.device_name is None:
-            return tuple(Offloaded.predicted(LEAVING, header, settings) for settings in wanted)
-        return tuple(Offloaded.of(self.run(LEAVING, settings), header.n_layer) for settings in wanted)
+                found = [run for kind in kinds if (run := self._of_kind(kind, runs, model)) is not None]
+                if len(found) == len(kinds):
+                    self.bench.used += found
+                    return tuple(Offloaded.of(run, self._n_layer(run)) for run in found)
+        return tuple(self._measured_or_predicted(*KINDS[kind][1:]) for kind in kinds)
+
+    def _measured_or_predicted(self, n_gpu_layers: int, with_cache: bool) -> Offloaded:
+        """``LEAVING`` with the device here, or predicted if there is none."""
+        header = self.bench.header(LEAVING)
+        devices = (self.device_name,) if self.device_name else ()
+        settings = Settings(repack=False, n_gpu_layers=n_gpu_layers, devices=devices, offload_kqv=with_cache)
+        if not devices:
+            return Offloaded.predicted(LEAVING, header, settings)
+        return Offloaded.of(self.bench.run(LEAVING, settings), header.n_layer)
 
     def _of_kind(self, kind: str, runs: Iterable[Run], model: str) -> Run | None:
+        """The first run of this model and kind; of kind ``part``, one whose bytes tell in which order layers left."""
         is_kind, _, with_cache = KINDS[kind]
         for run in runs:
             if run.model.name != model or not _is_plain(run) or len(run.settings.devices) != 1:
@@ -119,15 +91,16 @@ class OffloadFigures:
             asked = EVERYTHING if asked < 0 else asked
             if run.settings.offload_kqv != with_cache or not is_kind(asked, n_layer):
                 continue
-            if kind != "part" or order_of(self.header(model), Offloaded.of(run, n_layer)):
+            if kind != "part" or order_of(self.bench.header(model), Offloaded.of(run, n_layer)):
                 return run
         return None
 
     def _n_layer(self, run: Run) -> int:
-        return self.header(run.model.name).n_layer
+        """The number of blocks of a run's model."""
+        return self.bench.header(run.model.name).n_layer
 
     def fastest_ms(self, *names: str, settings: Settings) -> tuple[float, ...]:
-        """The fastest token of each model on one thread; they take turns, so that other programs slow down all alike.
+        """The fastest token of each model on one thread; they take turns, so that other programs slow all of them.
 
         As many runs of each as there would be rounds serve, if they are there.
 
@@ -135,22 +108,22 @@ class OffloadFigures:
             Unsettled: a model does not run here, or its two best rounds differ by more than a tenth.
         """
         on_one = replace(settings, n_threads=1)
-        plain = [run for run in self._runs if run.settings == on_one and _is_plain(run)]
+        plain = [run for run in self.bench.runs if run.settings == on_one and _is_plain(run)]
         runs = {name: [run for run in plain if run.model.name == name] for name in names}
         if min(map(len, runs.values())) < ROUNDS:
             runs = {name: [] for name in names}
             for number in range(ROUNDS):
                 for name in names:
                     # Another number of tokens makes it another run.
-                    runs[name].append(self._live(name, on_one, tokens=ROUND_TOKENS + number))
+                    runs[name].append(self.bench.live(name, on_one, tokens=ROUND_TOKENS + number))
                     if not (last := runs[name][-1]).ok:
-                        raise Unsettled(f"{name} did not get through: {last.outcome}, {last.reason.rstrip('.')}")
+                        raise Unsettled(f"{name} did not finish: {ending(last)}")
         fastest = []
         for rounds in runs.values():
-            self.used += rounds
+            self.bench.used += rounds
             best, second, *_ = sorted(min(run.timings.decode_ms) for run in rounds)
             if second > (1 + STEADY) * best:
-                raise Unsettled("the times are too noisy to tell; try again when this computer has less to do")
+                raise Unsettled("the times vary too much to tell; try again when this computer has less to do")
             fastest.append(best)
         return tuple(fastest)
 
@@ -160,22 +133,23 @@ class OffloadFigures:
         Raises:
             Unsettled: there can be no loopback device here, whose memory could be limited, and nothing is recorded.
         """
-        found = next(filter(self._asks_too_much, self._runs), None)
+        found = next(filter(self._asks_too_much, self.bench.runs), None)
         if found is None and device.problem() is None:
             settings = Settings(repack=False, n_threads=1, n_gpu_layers=EVERYTHING, devices=(LOOPBACK,))
-            half = offload(self.header(LEAVING), settings).devices[0].weights_bytes // 2
-            found = self._live(LEAVING, settings, tokens=1, device_memory=half)
-        found = found or next(filter(self._asks_too_much, self._recorded), None)
+            half = offload(self.bench.header(LEAVING), settings).devices[0].weights_bytes // 2
+            found = self.bench.live(LEAVING, settings, tokens=1, device_memory=half)
+        found = found or next(filter(self._asks_too_much, self.bench.recorded), None)
         if found is None:
             raise Unsettled((device.problem() or "").rstrip("."))
-        self.used.append(found)
+        self.bench.used.append(found)
         return found
 
     def _asks_too_much(self, run: Run) -> bool:
+        """Whether a run's layers take more than the memory that its one device was given."""
         memory = run.device.memory_bytes if run.device else None
         if memory is None or run.cap_bytes is not None or len(run.settings.devices) != 1:
             return False
-        return offload(self.header(run.model.name), run.settings).devices[0].weights_bytes > memory
+        return offload(self.bench.header(run.model.name), run.settings).devices[0].weights_bytes > memory
 
     def crossed(self) -> tuple[Crossed, Split]:
         """What crossed between llama.cpp and a loopback device that has a part of ``LEAVING``, and where that is.
@@ -186,16 +160,17 @@ class OffloadFigures:
         from labkit.course.lab04.link_count import LinkError, crossed
 
         n_gpu_layers = KINDS["part"][1]
-        self.looked = True
-        if self.crossings is None:
+        self.bench.looked = True
+        if self._crossed is None:
             settings = Settings(repack=False, n_threads=1, n_gpu_layers=n_gpu_layers, devices=(LOOPBACK,))
             with or_unsettled(LinkError):
-                self.crossings = crossed(self._path(LEAVING), settings, tokens=LINK_TOKENS)
-        return self.crossings, self.split(LEAVING, n_gpu_layers)
+                self._crossed = crossed(self.bench.path(LEAVING), settings, tokens=LINK_TOKENS)
+        return self._crossed, self.split(LEAVING, n_gpu_layers)
 
     def split(self, model: str, n_gpu_layers: int, *, on_cpu: Sequence[str] = (), **settings: Any) -> Split:
         """Predicted: both sides of a model with so many layers on a device."""
-        return offload(self.header(model), Settings.of({**settings, "n_gpu_layers": n_gpu_layers}), on_cpu=on_cpu)
+        wanted = Settings.of({**settings, "n_gpu_layers": n_gpu_layers})
+        return offload(self.bench.header(model), wanted, on_cpu=on_cpu)
 
     def spread(self, n_layer: int, shares: Sequence[float]) -> tuple[int, ...]:
         """Predicted: how many of all layers, the output layer among them, each of several devices gets."""
@@ -204,10 +179,10 @@ class OffloadFigures:
 
     def hardware(self, *kinds: str) -> tuple[Hardware, ...]:
         """Devices of some kinds, from published figures."""
-        self.cite(MAKERS)
+        self.bench.cite(MAKERS)
         return tuple(one for one in map(hardware.get, hardware.names()) if one.kind in kinds)
 
-    def gpu_share(self, name: str = "apple-m2", ram_bytes: int = 16 * GiB) -> tuple[str, int, int]:
+    def gpu_share(self, name: str = "apple-m2", ram_bytes: int = RAM_BYTES) -> tuple[str, int, int]:
         """What the GPU may have of unified memory: the chip, so many bytes, and bytes of RAM.
 
         This computer's if it is a Mac, elsewhere by the rule in the catalogue.
@@ -216,33 +191,30 @@ class OffloadFigures:
             if one.description.startswith("Apple") and one.kind in ("GPU", "IGPU") and one.total_bytes:
                 here = machine()
                 if here.ram_bytes:
-                    self.looked = True
+                    self.bench.looked = True
                     return one.description, one.total_bytes, here.ram_bytes
-        self.cite(MAKERS)
+        self.bench.cite(MAKERS)
         chip = hardware.get(name)
         return chip.title, chip.gpu_bytes(ram_bytes), ram_bytes
 
     @cached_property
     def _ggml(self) -> bytes:
-        """What is in ggml's installed libraries."""
-        spec = importlib.util.find_spec("llama_cpp")
-        folders = [Path(folder, "lib") for folder in (spec.submodule_search_locations or [])] if spec else []
-        paths = {path.resolve() for folder in folders for path in folder.glob("*ggml*") if path.is_file()}
-        return b"\0".join(path.read_bytes() for path in sorted(paths))
+        """What is in ggml's libraries."""
+        return libraries.contents("*ggml*")
 
-    def ggml_says(self, word: str) -> bool:
-        """Whether ggml's libraries have a word of their own: a backend (``metal``) or a function.
+    def ggml_has(self, word: str) -> bool:
+        """Whether a word stands by itself in ggml's libraries: a backend (``metal``) or a function.
 
         Raises:
             Unsettled: ggml's libraries cannot be read here.
         """
-        self.looked = True
+        self.bench.looked = True
         if b"ggml_backend_load_all\0" not in self._ggml:
-            raise Unsettled("ggml's libraries are not installed, or do not tell which backends they know")
+            raise Unsettled("ggml's libraries are not installed, or do not list the backends that they can load")
         return word.encode() + b"\0" in self._ggml
 
 
 def _is_plain(run: Run) -> bool:
-    """Whether a run generated, and nothing disturbed it or was done to it."""
-    disturbed = run.cap_bytes is not None or run.layers or run.evict or run.caution
-    return not disturbed and run.phase("decode") is not None and bool(run.timings.decode_ms)
+    """Whether a run without a cap generated undisturbed."""
+    generated = run.phase("decode") is not None and bool(run.timings.decode_ms)
+    return generated and run.cap_bytes is None and undisturbed(run)

@@ -1,39 +1,33 @@
-"""What checks of claims about locking ask a ``Bench`` for: runs that lock, that may not, and that have no room to."""
+"""What the checks of lab 05's claims measure: runs that lock, that are not allowed to, and that have no room to."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
+from labkit.course.claims.bench import Part, ending
+from labkit.course.claims.terms import BUNDLED, PAGED
 from labkit.course.claims.unsettled import Unsettled
 from labkit.experiments.run import Run
-from labkit.gguf import Header
 from labkit.planning.context import longest_surviving_context, needed
 from labkit.settings import Settings
 from labkit.system import caps
 from labkit.system.machine import machine
 from labkit.units import fmt_bytes
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-# Not the bundled model: a notebook that has it mapped would keep its pages in memory, whatever is asked for.
-LOCKED_MODEL = "smollm2-135m:F16:filled"
-DENIED_MODEL = "smollm2"
 LOCK = Settings(load_mode="mmap+mlock", repack=False)
 LOOSE = Settings(load_mode="mmap", repack=False)
-SHORT, LONG = 512, 8192  # tokens of context with which a cache is next to nothing, and two thirds of the weights
+SHORT, LONG = 512, 8192  # tokens of context: the cache takes 4 % of the size of the weights, and 70 %
 DENIED_LIMIT = "64KiB"
 TOKENS = 4
 LINUX = sys.platform == "linux"
-LOCKED_SHARE = 0.9
+LOCKED_SHARE = 0.9  # of what was to be locked: from here on the lock counts as held
 
 
 @dataclass(frozen=True)
 class Outgrown:
-    """Three runs under one cap: locked with a short context, locked with a long one, and the long one mapped only."""
+    """Three runs under one cap: locked with a short context, locked with a long one, and the long one only mapped."""
 
     short: Run
     long: Run
@@ -45,39 +39,23 @@ class Outgrown:
         return self.long.cap_bytes or 0
 
 
-class LockFigures:
-    """The part of ``Bench`` that is about locking."""
-
-    used: list[Run]
-    looked: bool
-    _runs: list[Run]
-
-    @property
-    def _recorded(self) -> list[Run]:
-        raise NotImplementedError
-
-    def header(self, model: str) -> Header:
-        raise NotImplementedError
-
-    def _path(self, model: str) -> Path:
-        raise NotImplementedError
-
-    def _live(self, model: str, settings: Settings, **how: Any) -> Run:
-        raise NotImplementedError
+class LockBench(Part):
+    """Runs whose weights are locked in memory, beside the same runs without the lock."""
 
     def dropped(self) -> tuple[Run, Run]:
-        """One model mapped, and mapped and locked, whose pages were asked away before each token.
+        """One model mapped, and mapped and locked; before each token the kernel was asked to drop the file's pages.
 
         Raises:
             Unsettled: pages cannot be dropped or locked here, and nothing is recorded.
         """
-        found = _dropped(self._runs)
+        found = _dropped(self.bench.runs)
+        why = None
         if found is None and (why := self._cannot_lock()) is None:
-            runs = [self._live(LOCKED_MODEL, _on_one(s), tokens=TOKENS, evict="readahead") for s in (LOOSE, LOCK)]
+            runs = [self._live(PAGED, settings, evict="readahead") for settings in (LOOSE, LOCK)]
             found = _dropped(runs)
-            why = next((f"a run did not get through: {_end(run)}" for run in runs if not run.ok), None)
+            why = next((f"a run did not finish: {_mode_and_end(run)}" for run in runs if not run.ok), None)
             why = why or "the locked run was disturbed"
-        loose, locked = self._use(found or _dropped(self._recorded), why if found is None else None)
+        loose, locked = self._use(found or _dropped(self.bench.recorded), why)
         return loose, locked
 
     def denied(self) -> Run:
@@ -86,43 +64,42 @@ class LockFigures:
         Raises:
             Unsettled: a limit cannot be set here, and nothing is recorded.
         """
-        found = next(filter(_is_denied, self._runs), None)
-        why = None
-        if found is None:
-            if LINUX:
-                run = self._live(DENIED_MODEL, _on_one(LOCK), tokens=1, memlock=DENIED_LIMIT)
-                found, why = (run, None) if _is_denied(run) else (None, f"the limit shows nothing: {_end(run)}")
-            else:
-                why = "only Linux limits how much a single program may lock"
-            found = found or next(filter(_is_denied, self._recorded), None)
+        found = next(filter(_is_denied, self.bench.runs), None)
+        why = "only Linux limits how much a single program may lock"
+        if found is None and LINUX:
+            run = self._live(BUNDLED, LOCK, tokens=1, memlock=DENIED_LIMIT)
+            found, why = (run if _is_denied(run) else None), f"the limit shows nothing: {_mode_and_end(run)}"
+        found = found or next(filter(_is_denied, self.bench.recorded), None)
         return self._use((found,) if found else None, why)[0]
 
     def outgrown(self) -> Outgrown:
-        """A locked model whose context grows under a cap that its weights and a short context fit in.
+        """A locked model whose context grows under a cap that holds its weights with a short context.
 
         Raises:
             Unsettled: no cap is possible or nothing can be locked here, and nothing is recorded.
         """
-        found = _outgrown(self._runs)
+        found = _outgrown(self.bench.runs)
         why = None
         if found is None:
             why = self._cannot_lock() or (None if caps.available().how else caps.available().reason)
             if why is None:
-                cap = self._cap()
                 asked = [replace(LOCK, n_ctx=SHORT), replace(LOCK, n_ctx=LONG), replace(LOOSE, n_ctx=LONG)]
-                runs = [self._live(LOCKED_MODEL, _on_one(s), tokens=TOKENS, cap=cap) for s in asked]
+                runs = [self._live(PAGED, settings, cap=self._cap_bytes()) for settings in asked]
                 found = _outgrown(runs)
-                why = f"the runs under a cap show nothing: {_end(runs[0])}; {_end(runs[1])}; {_end(runs[2])}"
-            found = found or _outgrown(self._recorded)
-        return Outgrown(*self._use(found, why))
+                why = f"the runs under a cap show nothing: {'; '.join(map(_mode_and_end, runs))}"
+        return Outgrown(*self._use(found or _outgrown(self.bench.recorded), why))
 
     def longest(self, model: str, settings: Settings, limit_bytes: int) -> int:
-        """Predicted: the longest context that survives under a limit."""
-        return longest_surviving_context(self.header(model), settings, limit_bytes)
+        """Predicted: the longest context with which a model is not killed under a limit."""
+        return longest_surviving_context(self.bench.header(model), settings, limit_bytes)
 
-    def _cap(self) -> int:
-        """Half way between what the short context needs at most, and the long one at least."""
-        header = self.header(LOCKED_MODEL)
+    def _live(self, model: str, settings: Settings, *, tokens: int = TOKENS, **how: object) -> Run:
+        """A run measured here on one thread."""
+        return self.bench.live(model, replace(settings, n_threads=1), tokens=tokens, **how)
+
+    def _cap_bytes(self) -> int:
+        """Half way between the most that the short context needs and the least that the long one does."""
+        header = self.bench.header(PAGED)
         most, least = needed(header, LOCK, SHORT), needed(header, LOCK, LONG)
         return most.mapped_bytes + (most.anon_floor_bytes + least.rss_anon_bytes) // 2
 
@@ -130,46 +107,37 @@ class LockFigures:
         """Why nothing can be locked here, or None."""
         if not LINUX:
             return "only Linux shows what is locked, and lets a program drop a file's pages"
-        size, here = self.header(LOCKED_MODEL).file_bytes, machine()
+        size, here = self.bench.header(PAGED).file_bytes, machine()
         if here.lockable_bytes is not None and here.lockable_bytes < size:
             return f"this process may lock {fmt_bytes(here.lockable_bytes)} and {fmt_bytes(size)} are asked for"
         return None
 
     def _use(self, found: Iterable[Run] | None, why: str | None) -> tuple[Run, ...]:
+        """These runs, noted as used; without any, ``why`` is the reason of an ``Unsettled``."""
         if not found:
             raise Unsettled((why or "there is no such run").rstrip("."))
         runs = tuple(found)
-        self.used += runs
+        self.bench.used += runs
         return runs
+
+
+def locked_bytes(run: Run) -> int:
+    """Bytes that a run had locked; 0 where the system does not show them."""
+    return (run.measured.locked_bytes if run.measured else None) or 0
 
 
 def is_locked(run: Run) -> bool:
     """Whether a run locked what it was to lock."""
-    return _locked(run) >= LOCKED_SHARE * run.predicted.locked_bytes > 0
+    return locked_bytes(run) >= LOCKED_SHARE * run.predicted.locked_bytes > 0
 
 
-def read_share(run: Run) -> float:
-    """Of the weights, what was read from disk for each token; NaN where that is not counted."""
-    before, after = run.phase("prefill"), run.phase("decode")
-    if before is None or after is None or before.read_bytes is None or after.read_bytes is None:
-        return float("nan")
-    return (after.read_bytes - before.read_bytes) / len(run.timings.decode_ms) / run.predicted.weights_bytes
-
-
-def _locked(run: Run) -> int:
-    return (run.measured.locked_bytes if run.measured else None) or 0
-
-
-def _on_one(settings: Settings) -> Settings:
-    return replace(settings, n_threads=1)
-
-
-def _end(run: Run) -> str:
-    return f"{run.settings.load_mode} {run.outcome}{', ' if run.reason else ''}{run.reason.rstrip('.')}"
+def _mode_and_end(run: Run) -> str:
+    """A run's load mode and how it ended."""
+    return f"{run.settings.load_mode} {ending(run)}"
 
 
 def _dropped(runs: Iterable[Run]) -> tuple[Run, Run] | None:
-    """The last mapped and locked run of one model that were asked to drop their pages."""
+    """The first mapped run, and the same one locked, whose pages the kernel was asked to drop; None without a pair."""
     plain = [run for run in runs if run.evict and run.ok and run.cap_bytes is None and run.timings.decode_ms]
     pairs = (
         (loose, locked)
@@ -184,27 +152,28 @@ def _dropped(runs: Iterable[Run]) -> tuple[Run, Run] | None:
 
 
 def _is_denied(run: Run) -> bool:
-    """Whether a run was to lock and did not, whatever it did then; one that had no time to tell does not count."""
+    """Whether a run was to lock and did not, and ended by itself: one that was stopped may have had no time to."""
     asked = run.predicted.locked_bytes and run.cap_bytes is None and not run.evict
     return bool(asked) and run.outcome in ("ok", "load-failed") and not is_locked(run)
 
 
 def _outgrown(runs: Iterable[Run]) -> tuple[Run, Run, Run] | None:
-    """Runs of one model under one cap that came through with a short context locked."""
+    """The three runs of an ``Outgrown``, of which the first finished with its weights locked; None without them."""
     capped = [run for run in runs if run.cap_bytes is not None and not run.evict and not run.layers]
     ended = [run for run in capped if run.outcome in ("ok", "oom-killed")]
     for short in ended:
         if not short.ok or short.settings.load_mode != "mmap+mlock" or not is_locked(short):
             continue
         for long in ended:
-            grown = replace(short.settings, n_ctx=long.settings.n_ctx)
-            if not _same(short, long) or long.settings != grown or grown.n_ctx < 4 * short.settings.n_ctx:
+            longer = replace(short.settings, n_ctx=long.settings.n_ctx)
+            if not _same(short, long) or long.settings != longer or longer.n_ctx < 4 * short.settings.n_ctx:
                 continue
             for loose in ended:
-                if _same(short, loose) and loose.settings == replace(grown, load_mode="mmap"):
+                if _same(short, loose) and loose.settings == replace(longer, load_mode="mmap"):
                     return short, long, loose
     return None
 
 
 def _same(one: Run, other: Run) -> bool:
+    """Whether two runs had one model and one cap."""
     return one.model.name == other.model.name and one.cap_bytes == other.cap_bytes

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from labkit.course.claims.bench import SEVEN_B, Bench, Unsettled
-from labkit.course.lab01.claims import IDLE, MOST, SIXTEEN_BYTES, SYSTEM_BYTES, Finding
-from labkit.course.lab03.bench import THIRTEEN
-from labkit.course.lab05.bench import LOCK, LOOSE, read_share
+from labkit.course.claims.bench import Bench
+from labkit.course.claims.finding import Finding
+from labkit.course.claims.phases import read_share
+from labkit.course.claims.terms import IDLE, MOST, RAM_BYTES, SEVEN_B, SYSTEM_BYTES, THIRTEEN_B
+from labkit.course.claims.unsettled import Unsettled
+from labkit.course.lab05.bench import LOCK, LOOSE, LockBench, locked_bytes
 from labkit.experiments.run import Run
 from labkit.units import GiB, fmt_bytes
 
@@ -22,18 +23,16 @@ def c120(bench: Bench) -> Finding:
     lock as much as it is to. Kept: the locked one reads less than 1 % of its weights for each token. Wrong if not kept;
     misleading if the other one reads no more, so that the lock changes nothing; roughly right if kept, but where it is
     not allowed llama.cpp goes on without; confirmed if it then stops."""
-    loose, locked = bench.dropped()
+    loose, locked = bench.part(LockBench).dropped()
     read, unlocked = read_share(locked), read_share(loose)
-    if math.isnan(read) or math.isnan(unlocked):
-        raise Unsettled("this system does not count what is read from disk")
-    denied = bench.denied()
+    denied = bench.part(LockBench).denied()
     if read >= IDLE:
         verdict = "wrong"
     elif unlocked < IDLE:
         verdict = "misleading"
     else:
         verdict = "roughly right" if denied.ok else "confirmed"
-    size, got = _locked(locked), _locked(denied)
+    size, got = locked_bytes(locked), locked_bytes(denied)
     went = "went on all the same" if denied.ok else f"stopped ({denied.outcome})"
     return Finding(
         verdict,
@@ -58,7 +57,7 @@ def c121(bench: Bench) -> Finding:
     mapped only. Wrong if the long one comes through locked; misleading if it is killed unlocked as well, so that the
     lock is not the reason. If the lock kills: confirmed if the cache grows with the tokens; roughly right if 90 % of it
     is there before the first token, so that nothing spikes while it talks."""
-    seen = bench.outgrown()
+    seen = bench.part(LockBench).outgrown()
     anon = [_anon(seen.loose, name) for name in ("load", "context")]
     kv = seen.loose.predicted.kv_bytes
     at_once = None if None in anon else (anon[1] or 0) - (anon[0] or 0)
@@ -70,8 +69,8 @@ def c121(bench: Bench) -> Finding:
         raise Unsettled("this system does not tell how much anonymous memory a process has")
     else:
         verdict = "roughly right" if at_once >= MOST * kv else "confirmed"
-    room = SIXTEEN_BYTES - SYSTEM_BYTES
-    locked, loose = (bench.longest(THIRTEEN, settings, room) for settings in (LOCK, LOOSE))
+    room = RAM_BYTES - SYSTEM_BYTES
+    locked, loose = (bench.part(LockBench).longest(THIRTEEN_B, settings, room) for settings in (LOCK, LOOSE))
     foreseen = seen.long.predicted
     need = min(foreseen.locked_bytes, foreseen.mapped_bytes) + foreseen.rss_anon_bytes
     there = "" if at_once is None else f"; making the context added {fmt_bytes(at_once)}, its cache is {fmt_bytes(kv)}"
@@ -100,16 +99,16 @@ def c122(bench: Bench) -> Finding:
     weights, against weights that can give way, and against a cache of half the size. Confirmed if in both the lock
     shortens it, and a q8_0 cache makes it 1.5 times as long or more; roughly right if one of these; else wrong."""
     found = {}
-    for name, model, room in (("7b", SEVEN_B, EIGHT_BYTES), ("13b", THIRTEEN, SIXTEEN_BYTES - SYSTEM_BYTES)):
+    for name, model, room in (("7b", SEVEN_B, EIGHT_BYTES), ("13b", THIRTEEN_B, RAM_BYTES - SYSTEM_BYTES)):
         small = replace(LOCK, type_k="q8_0", type_v="q8_0")
-        found[name] = tuple(bench.longest(model, settings, room) for settings in (LOCK, LOOSE, small))
+        found[name] = tuple(bench.part(LockBench).longest(model, settings, room) for settings in (LOCK, LOOSE, small))
     shorter = all(locked < loose for locked, loose, _ in found.values())
     helps = all(small >= MUCH_LONGER * locked for locked, _, small in found.values())
     (a, b, c), (d, e, f) = found.values()
     return Finding(
         ("wrong", "roughly right", "confirmed")[shorter + helps],
         f"In {fmt_bytes(EIGHT_BYTES)} Llama 2 7B Q4_K_M lives with {a} tokens of context locked, {b} mapped, and {c} "
-        f"locked with a q8_0 cache; 13B in {fmt_bytes(SIXTEEN_BYTES - SYSTEM_BYTES)} with {d}, {e} and {f}.",
+        f"locked with a q8_0 cache; 13B in {fmt_bytes(RAM_BYTES - SYSTEM_BYTES)} with {d}, {e} and {f}.",
         {
             "locked_7b_n_ctx": a,
             "mapped_7b_n_ctx": b,
@@ -122,10 +121,6 @@ def c122(bench: Bench) -> Finding:
 
 
 CHECKS: dict[str, Callable[[Bench], Finding]] = {check.__name__.upper(): check for check in (c120, c121, c122)}
-
-
-def _locked(run: Run) -> int:
-    return (run.measured.locked_bytes if run.measured else None) or 0
 
 
 def _anon(run: Run, phase: str) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Callable, Mapping
@@ -11,14 +10,17 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from support.claim_rules import ToldBench, assert_can_say_more_than_one_thing, assert_follows, assert_stays_open
 
 from labkit import gguf, predict
 from labkit.course import claims
-from labkit.course.claims.bench import REAL, Bench
+from labkit.course.claims.bench import Bench
+from labkit.course.claims.terms import BUNDLED
 from labkit.course.lab02 import claims as checks_02
+from labkit.course.lab02.bench import QuantBench
 from labkit.course.lab02.claims import CHECKS, FOUR_BITS, K_MIXTURES
 from labkit.engine import EngineError
 from labkit.engine.log import LOG_RESOLUTION_BYTES
@@ -37,7 +39,29 @@ def quality(rise: float = 0.06, top1: float = 0.87, kld: float = 0.05, error: fl
     return Quality(36 * (1 + rise), 36, kld, error, 4 * kld, top1, 511, 1.0)
 
 
-class World(Bench):
+class ToldQuant(QuantBench):
+    """Blocks, types and sizes as the world has them."""
+
+    bench: World
+
+    def head(self, model: str) -> bytes:
+        return self.bench.told_head() if self.bench.told_head else super().head(model)
+
+    def weights_changed(self, type_name: str) -> tuple[int, ...]:
+        changed = self.bench.changed
+        return changed(TYPES[type_name]) if changed else super().weights_changed(type_name)
+
+    def rounding_error(self, type_name: str) -> float:
+        return self.bench.error
+
+    def types_given(self, model: str, quant: str) -> dict[str, str]:
+        return {"a": "Q6_K", "b": "Q4_K" if model == BUNDLED else self.bench.types}
+
+    def repacked_bytes(self, model: str) -> int:
+        return self.bench.repacked
+
+
+class World(ToldBench):
     """Figures as told; by default those of this world, but for what takes time.
 
     Args:
@@ -45,6 +69,8 @@ class World(Bench):
         headers: models with a header of their own.
         words: all that llama.cpp's libraries say.
     """
+
+    told: ClassVar = {QuantBench: ToldQuant}
 
     def __init__(
         self,
@@ -57,15 +83,15 @@ class World(Bench):
         rounding_error: float = 0.07,
         types_with_zeros: str = "Q4_K",
         q8_0_cache: int = 6,
-        relaid_bytes: int = 3 * GiB,
+        repacked_bytes: int = 3 * GiB,
         maps: bool = True,
         plain: Quality | None = None,
         weighted: Quality | None = None,
         q4_0: Quality | None = None,
     ) -> None:
         super().__init__()
-        self.same, self.headers, self._head, self._words, self._changed_as = same, headers, head, words, changed
-        self._error, self._types, self._q8_0, self._relaid = rounding_error, types_with_zeros, q8_0_cache, relaid_bytes
+        self.same, self.headers, self.told_head, self._words, self.changed = same, headers, head, words, changed
+        self.error, self.types, self._q8_0, self.repacked = rounding_error, types_with_zeros, q8_0_cache, repacked_bytes
         self._maps = maps
         self.qualities = {
             ("Q4_K_M", False): plain or quality(),
@@ -76,26 +102,11 @@ class World(Bench):
     def header(self, model: str) -> Header:
         return self.headers[model]() if model in self.headers else super().header(self.same.get(model, model))
 
-    def head(self, model: str) -> bytes:
-        return self._head() if self._head else super().head(model)
-
-    def engine_says(self, word: bytes) -> bool:
+    def in_libraries(self, word: bytes) -> bool:
         return word in self._words
 
-    def weights_changed(self, type_name: str) -> tuple[int, ...]:
-        return self._changed_as(TYPES[type_name]) if self._changed_as else super().weights_changed(type_name)
-
-    def rounding_error(self, type_name: str) -> float:
-        return self._error
-
-    def types_given(self, model: str, quant: str) -> dict[str, str]:
-        return {"a": "Q6_K", "b": "Q4_K" if model == REAL else self._types}
-
-    def cache_bytes(self, model: str, cache_type: str) -> int:
-        return {"f16": 11, "q8_0": self._q8_0}[cache_type]
-
-    def relaid_bytes(self, model: str) -> int:
-        return self._relaid
+    def planned_kv_bytes(self, model: str, *settings: Settings) -> list[int]:
+        return [{"f16": 11, "q8_0": self._q8_0}[one.type_k] for one in settings]
 
     def can_map(self, model: str) -> bool:
         return self._maps
@@ -114,13 +125,13 @@ def mixtures(names: tuple[str, ...], like: str, shape: str = SEVEN) -> dict[str,
 
 def on_pages() -> Header:
     """The bundled model with every tensor on a page."""
-    tensors = [(t.name, t.dims, t.type) for t in Bench().header(REAL).tensors]
+    tensors = [(t.name, t.dims, t.type) for t in Bench().header(BUNDLED).tensors]
     return gguf.read_header(gguf.write_header({"general.architecture": "llama"}, tensors, alignment=4096))
 
 
 def with_keys(*keys: str) -> World:
-    header = Bench().header(REAL)
-    return World(headers={REAL: lambda: replace(header, metadata={**header.metadata, **dict.fromkeys(keys, 1)})})
+    header = Bench().header(BUNDLED)
+    return World(headers={BUNDLED: lambda: replace(header, metadata={**header.metadata, **dict.fromkeys(keys, 1)})})
 
 
 def table(*, extra: int = 0, squeeze: bool = False) -> bytes:
@@ -161,8 +172,8 @@ ALL = dict.fromkeys(mixtures(QUANTS, ""), lambda: all_of("Q4_K"))
 CASES = [
     Case("C017", "wrong"),
     Case("C017", "misleading", lambda: World(words=(b"k-blob",))),
-    Case("C017", "misleading", lambda: World(headers={REAL: on_pages})),
-    Case("C017", "confirmed", lambda: World(headers={REAL: on_pages}, words=(b"kblob",)), ROUND_BLOCKS),
+    Case("C017", "misleading", lambda: World(headers={BUNDLED: on_pages})),
+    Case("C017", "confirmed", lambda: World(headers={BUNDLED: on_pages}, words=(b"kblob",)), ROUND_BLOCKS),
     Case("C018", "wrong"),
     Case("C018", "wrong", lambda: World(head=table)),
     Case("C018", "misleading", lambda: World(head=lambda: table(extra=8))),
@@ -210,7 +221,7 @@ CASES = [
     Case("C031", "confirmed", lambda: World(rounding_error=0.04)),
     Case("C031", "wrong", World, block("Q4_K", 512)),
     Case("C032", "misleading"),
-    Case("C032", "confirmed", lambda: World(words=(b"migrat",), relaid_bytes=0)),
+    Case("C032", "confirmed", lambda: World(words=(b"migrat",), repacked_bytes=0)),
     Case("C032", "roughly right", lambda: World(words=(b"migrat",))),
     Case("C032", "wrong", lambda: with_keys("general.cuda_layout")),
     Case("C033", "misleading"),
@@ -241,20 +252,11 @@ def _own_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.id}-{case.verdict}".replace(" ", "-"))
 def test_the_verdict_follows_from_the_figures(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks_02, "TYPES", {**TYPES, **case.types})
-    found = CHECKS[case.id](case.bench())
-    assert found.verdict == case.verdict, found.evidence
-    assert found.evidence.endswith(".") and any(letter.isdigit() for letter in found.evidence)
-    assert found.figures and json.dumps(found.figures)
+    assert_follows(CHECKS[case.id](case.bench()), case.verdict)
 
 
 def test_each_claim_of_lab_02_has_a_check_that_can_say_more_than_one_thing() -> None:
-    assert list(CHECKS) == [claim.id for claim in claims.all() if claim.lab == "02"]
-    for name in CHECKS:
-        verdicts = [case.verdict for case in CASES if case.id == name]
-        assert verdicts[0] == claims.get(name).expected
-        assert len(set(verdicts)) >= 2
-        for verdict in verdicts:
-            assert verdict in claims.rule(name).lower(), f"the rule of {name} does not say when it is {verdict}"
+    assert_can_say_more_than_one_thing("02", CHECKS, CASES)
 
 
 @pytest.mark.parametrize(
@@ -266,18 +268,18 @@ def test_each_claim_of_lab_02_has_a_check_that_can_say_more_than_one_thing() -> 
 )
 def test_figures_that_decide_nothing_leave_a_claim_open(name: str, world: Callable[[], World], reason: str) -> None:
     (row,) = claims.settle(name, bench=world())
-    assert row.verdict == "open" and reason in row.source and row.source.startswith("not settled here: ")
+    assert_stays_open(row, reason)
 
 
 def test_the_plain_reading_of_the_table_ends_where_the_data_begins() -> None:
     """With another parser: 272 entries, and the same number of bytes from the first to the data's padding."""
     bench = Bench()
-    head = bench.head(REAL)
-    assert head[:4] == b"GGUF" and len(head) == bench.header(REAL).data_offset
+    head = bench.part(QuantBench).head(BUNDLED)
+    assert head[:4] == b"GGUF" and len(head) == bench.header(BUNDLED).data_offset
     start, n = checks_02._table_start(head)
-    assert n == len(bench.header(REAL).tensors) == 272
-    names = [t.name for t in bench.header(REAL).tensors]
-    ends = start + sum(8 + len(t.name) + 4 + 8 * len(t.dims) + 4 + 8 for t in bench.header(REAL).tensors)
+    assert n == len(bench.header(BUNDLED).tensors) == 272
+    names = [t.name for t in bench.header(BUNDLED).tensors]
+    ends = start + sum(8 + len(t.name) + 4 + 8 * len(t.dims) + 4 + 8 for t in bench.header(BUNDLED).tensors)
     assert 0 <= len(head) - ends < 32 and head[start + 8 :].startswith(names[0].encode())
     assert checks_02._reads_to_the_end(head, start, n, 0)
     for extra in (1, 4, 8):
@@ -297,25 +299,27 @@ def test_the_plain_reading_of_the_table_ends_where_the_data_begins() -> None:
 )
 def test_flipping_bits_shows_the_fields_of_a_block(type_name: str, fields: list[tuple[int, int]]) -> None:
     """Bytes and weights each of them reaches, in the order of the block_* structs in ggml/src/ggml-common.h."""
-    assert Bench().weights_changed(type_name) == tuple(n for n_bytes, n in fields for _ in range(n_bytes))
+    assert Bench().part(QuantBench).weights_changed(type_name) == tuple(
+        n for n_bytes, n in fields for _ in range(n_bytes)
+    )
 
 
 def test_rounding_halves_the_error_about_once_a_bit() -> None:
-    q4, q5, q6 = (Bench().rounding_error(name) for name in ("Q4_K", "Q5_K", "Q6_K"))
+    q4, q5, q6 = (Bench().part(QuantBench).rounding_error(name) for name in ("Q4_K", "Q5_K", "Q6_K"))
     assert 2**-4.5 < q4 < 0.1
     assert 1.7 < q4 / q5 < 2.3 and 1.7 < q5 / q6 < 2.3
 
 
 def test_the_dry_run_gives_the_cache_of_the_formula() -> None:
     bench = Bench()
-    for name in ("f16", "q8_0"):
-        formula = predict.kv_bytes(bench.header(REAL), Settings(type_k=name, type_v=name))
-        assert abs(bench.cache_bytes(REAL, name) - formula) <= 2 * LOG_RESOLUTION_BYTES
+    settings = [Settings(type_k=name, type_v=name) for name in ("f16", "q8_0")]
+    for one, planned in zip(settings, bench.planned_kv_bytes(BUNDLED, *settings), strict=True):
+        assert abs(planned - predict.kv_bytes(bench.header(BUNDLED), one)) <= 2 * LOG_RESOLUTION_BYTES
 
 
 def test_words_are_looked_up_in_any_case() -> None:
-    assert Bench().engine_says(b"llama_model_quantize") and Bench().engine_says(b"gguf_init_from_file")
-    assert not Bench().engine_says(b"knowledge blob")
+    assert Bench().in_libraries(b"llama_model_quantize") and Bench().in_libraries(b"gguf_init_from_file")
+    assert not Bench().in_libraries(b"knowledge blob")
 
 
 def test_a_mixture_is_made_and_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,9 +340,10 @@ def test_a_mixture_is_made_and_compared_once(monkeypatch: pytest.MonkeyPatch) ->
         import_module("labkit.quant.imatrix"), "collect", lambda model, *, progress: f"matrix of {model}"
     )
     bench = Bench()
-    assert bench.quality("Q4_K_M") is bench.quality("Q4_K_M")
-    assert made == [(REAL, "F16", None), ("F16.gguf", "Q4_K_M", None), ("Q4_K_M.gguf", "F16.gguf")]
-    bench.quality("Q4_K_M", imatrix=True)
+    quant = bench.part(QuantBench)
+    assert quant.quality("Q4_K_M") is quant.quality("Q4_K_M")
+    assert made == [(BUNDLED, "F16", None), ("F16.gguf", "Q4_K_M", None), ("Q4_K_M.gguf", "F16.gguf")]
+    quant.quality("Q4_K_M", imatrix=True)
     assert made[4] == ("F16.gguf", "Q4_K_M", "matrix of F16.gguf")
     assert bench.looked
 
@@ -378,5 +383,5 @@ def test_live_on_the_bundled_model() -> None:
 
 def test_types_follow_from_names_and_sizes_alone() -> None:
     """llama.cpp saw the trained weights; the kit's rule did not."""
-    found = Bench().types_given(REAL, "Q4_K_M")
+    found = Bench().part(QuantBench).types_given(BUNDLED, "Q4_K_M")
     assert found == {tensor.name: tensor.type for tensor in shapes.tensors("smollm2-135m", "Q4_K_M")}

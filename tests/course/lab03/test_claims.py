@@ -10,18 +10,20 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from support.claim_rules import assert_can_say_more_than_one_thing, assert_follows
+from support.claim_rules import ToldBench, assert_can_say_more_than_one_thing, assert_follows, assert_stays_open
 
 from labkit import predict
 from labkit.course import claims
-from labkit.course.claims.bench import Bench, Unsettled
-from labkit.course.lab03 import bench as cachebench
+from labkit.course.claims.bench import Bench
+from labkit.course.claims.unsettled import Unsettled
+from labkit.course.lab02.bench import QuantBench
+from labkit.course.lab03 import bench as lab03_bench
 from labkit.course.lab03 import short_memory
-from labkit.course.lab03.bench import Growth
+from labkit.course.lab03.bench import CacheBench, Growth
 from labkit.course.lab03.claims import CHECKS
 from labkit.engine.internals.slot_maps import EMPTY
 from labkit.engine.log import Buffer, KVCache
@@ -119,7 +121,31 @@ def slot_map(*, split: bool = True, full: str = "refused") -> list[Snapshot]:
     ]
 
 
-class World(Bench):
+class ToldCache(CacheBench):
+    """Memory, errors and refusals as the world has them."""
+
+    bench: World
+
+    def kv_bytes(self, model: str, **settings: Any) -> int:
+        return self.bench.kv(model, Settings.of(settings))
+
+    def growth(self) -> Growth:
+        return self.bench.grown
+
+    def refusal(self) -> str | None:
+        return self.bench.said
+
+    def kv_bytes_under(self, variable: str) -> int:
+        return self.bench.under
+
+    def device_kinds(self) -> frozenset[str]:
+        return self.bench.kinds
+
+    def block_error(self, n: int) -> float:
+        return self.bench.error(n)
+
+
+class World(ToldBench):
     """Figures as told; by default those of this world. Nothing is measured.
 
     Args:
@@ -128,6 +154,8 @@ class World(Bench):
         same: models that are as another one is here.
         options, words: what llama.cpp's libraries have.
     """
+
+    told: ClassVar = {CacheBench: ToldCache}
 
     def __init__(
         self,
@@ -146,23 +174,17 @@ class World(Bench):
         kinds: Iterable[str] = ("cpu amd epyc",),
         error: Callable[[int], float] = lambda n: 0.005 * n**0.1,
     ) -> None:
-        super().__init__(measure=self._never)
-        self._kv, self._plan, self.same, self._growth = kv, plan, same, grown or growth()
-        self._options, self._words, self._said, self._under = set(options), set(words), said, under
-        self._kinds, self._error = frozenset(kinds), error
+        super().__init__()
+        self.kv, self._plan, self.same, self.grown = kv, plan, same, grown or growth()
+        self._options, self._words, self.said, self.under = set(options), set(words), said, under
+        self.kinds, self.error = frozenset(kinds), error
         seen = [quality("q8_0", 0.0037), quality("q4_0", 0.04, error=0.002)] if qualities is None else qualities
         self.cache_qualities = list(seen)
         self.depth_speeds = timed or speeds({"q8_0": (0.98, 0.89), "q4_0": (0.97, 0.6)})
         self.slot_maps = [slots or slot_map()]
 
-    def _never(self, model: str, **how: Any) -> Run:
-        raise AssertionError(f"a figure of {model} is missing")
-
     def header(self, model: str) -> Header:
         return header_of(self.same.get(model, model))
-
-    def kv_bytes(self, model: str, **settings: Any) -> int:
-        return self._kv(model, Settings.of(settings))
 
     def planned(self, model: str, *settings: Settings) -> tuple[Planned, ...]:
         return tuple(self._one(model, one) for one in settings)
@@ -177,26 +199,11 @@ class World(Bench):
         one = KVCache(cells, header.n_layer, really.type_k, really.type_v, found.k_bytes, found.v_bytes)
         return Planned(settings, found.kv_bytes, 0, 1000 * really.n_ubatch, 0, (one,))
 
-    def growth(self) -> Growth:
-        return self._growth
-
-    def engine_says(self, word: bytes) -> bool:
+    def in_libraries(self, word: bytes) -> bool:
         return word in self._words
 
-    def option(self, name: str) -> bool:
+    def has_option(self, name: str) -> bool:
         return name in self._options
-
-    def refusal(self) -> str | None:
-        return self._said
-
-    def cache_under(self, variable: str) -> int:
-        return self._under
-
-    def device_kinds(self) -> frozenset[str]:
-        return self._kinds
-
-    def block_error(self, n: int) -> float:
-        return self._error(n)
 
 
 @dataclass(frozen=True)
@@ -415,7 +422,7 @@ def test_each_claim_of_lab_03_has_a_check_that_can_say_more_than_one_thing() -> 
 )  # fmt: skip
 def test_figures_that_decide_nothing_leave_a_claim_open(name: str, world: Callable[[], World], reason: str) -> None:
     (row,) = claims.settle(name, bench=world())
-    assert row.verdict == "open" and reason in row.source and row.source.startswith("not settled here: ")
+    assert_stays_open(row, reason)
 
 
 def test_what_slows_all_types_alike_changes_no_share_of_speed() -> None:
@@ -436,11 +443,11 @@ class Libraries(Bench):
 
 def test_an_absent_option_means_something_only_where_others_are_found() -> None:
     known = ("--batch-size", "LLAMA_ARG_BATCH", "--cache-type-k")
-    assert Libraries(*known).option("--cache-type-k") and not Libraries(*known).option("--kv-cache-quantize")
-    assert not Libraries(*known).option("--cache-type")  # the beginning of another is no option
+    assert Libraries(*known).has_option("--cache-type-k") and not Libraries(*known).has_option("--kv-cache-quantize")
+    assert not Libraries(*known).has_option("--cache-type")  # the beginning of another is no option
     for words in ((), ("llama_decode",), ("--batch-size", "--kv-cache-quantize")):
         with pytest.raises(Unsettled):
-            Libraries(*words).option("--kv-cache-quantize")
+            Libraries(*words).has_option("--kv-cache-quantize")
     rows = claims.settle("C061", "C062", "C063", "C064", "C065", "C066", "C067", bench=Libraries("llama_decode"))
     assert {row.verdict for row in rows} == {"open"}
     assert {row.source for row in rows} == {
@@ -473,7 +480,7 @@ def test_a_run_that_would_show_growth_is_taken_as_it_is() -> None:
     bench = Bench(
         [large, run(n_tokens=10), run(settings=Settings(n_ctx=2048, type_k="q8_0")), run(cap_bytes=MiB), run()]
     )
-    seen = bench.growth()
+    seen = bench.part(CacheBench).growth()
     assert (seen.n_tokens, seen.context_bytes, seen.decode_bytes) == (200, 46 * MiB, MiB)
     assert (seen.kv_bytes, seen.kv_buffers) == (45 * MiB, (45 * MiB,))
     assert (seen.minor_faults, seen.major_faults) == (10, 0)
@@ -488,17 +495,17 @@ def test_growth_is_measured_long_enough_to_be_seen() -> None:
         asked.append({"model": model, "tokens": tokens, **settings})
         return run(n_tokens=tokens, settings=Settings.of(settings))
 
-    bench = Bench(measure=measure)
-    assert bench.growth() == bench.growth()
+    cache = Bench(measure=measure).part(CacheBench)
+    assert cache.growth() == cache.growth()
     (how,) = asked
-    assert bench.growth().if_growing_bytes >= cachebench.GROWTH_BYTES
+    assert cache.growth().if_growing_bytes >= lab03_bench.GROWTH_BYTES
     assert (how["model"], how["n_ctx"], how["n_threads"]) == ("smollm2", 2048, 1)
 
 
 def test_a_system_that_does_not_tell_memory_leaves_growth_open() -> None:
     blind = tuple(replace(phase, rss_anon_bytes=None) for phase in run().phases)
     with pytest.raises(Unsettled, match="rss anon"):
-        Bench([run(phases=blind)]).growth()
+        Bench([run(phases=blind)]).part(CacheBench).growth()
 
 
 def test_what_a_lab_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,9 +531,10 @@ def test_what_a_lab_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(import_module("labkit.experiments.depth"), "speed_at_depth", time)
     monkeypatch.setattr(import_module("labkit.experiments.cache_slots"), "slot_map", fill)
     bench = Bench()
+    cache = bench.part(CacheBench)
     for _ in range(2):
-        assert bench.cache_quality("q4_0", "q4_0").type_k == "q4_0" and bench.cache_quality("q8_0", "q8_0")
-        assert len(bench.depth()) == 6 and len(bench.slots()) == 4
+        assert cache.quality("q4_0", "q4_0").type_k == "q4_0" and cache.quality("q8_0", "q8_0")
+        assert len(cache.depth()) == 6 and len(cache.slots()) == 4
     assert made == [
         ("quality", [("q4_0", "q4_0"), ("q8_0", "q8_0")]),
         ("depth", ("f16", "q8_0", "q4_0")),
@@ -539,9 +547,10 @@ def test_what_a_lab_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPat
     given.depth_speeds = speeds({"q8_0": (1, 1), "q4_0": (1, 1), "q5_1": (1, 1)})
     given.slot_maps = [slot_map()[:2], slot_map(full="overwrites")]
     made.clear()
-    assert given.cache_quality("q8_0", "q8_0").quality.kld_mean == 0.5
-    assert {one.type_k for one in given.depth()} == {"f16", "q8_0", "q4_0"}
-    assert given.slots() is given.slot_maps[1]
+    cache = given.part(CacheBench)
+    assert cache.quality("q8_0", "q8_0").quality.kld_mean == 0.5
+    assert {one.type_k for one in cache.depth()} == {"f16", "q8_0", "q4_0"}
+    assert cache.slots() is given.slot_maps[1]
     assert not made
 
 
@@ -551,7 +560,7 @@ def test_speeds_without_flash_attention_or_at_one_depth_do_not_serve(monkeypatch
     for some in (enough[::2], [replace(one, flash_attn="off") for one in enough], enough[:5]):
         bench = Bench()
         bench.depth_speeds = some
-        assert bench.depth() == tuple(enough)
+        assert bench.part(CacheBench).depth() == tuple(enough)
 
 
 def test_a_variable_is_set_for_the_child_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,19 +573,20 @@ def test_a_variable_is_set_for_the_child_only(monkeypatch: pytest.MonkeyPatch) -
     for before in (None, "7"):
         if before:
             monkeypatch.setenv("LABKIT_TEST_VARIABLE", before)
-        assert Bench(measure=measure).cache_under("LABKIT_TEST_VARIABLE") == 45 * MiB
+        assert Bench(measure=measure).part(CacheBench).kv_bytes_under("LABKIT_TEST_VARIABLE") == 45 * MiB
         assert os.environ.get("LABKIT_TEST_VARIABLE") == before
     assert seen == ["1", "1"]
 
 
 def test_a_run_that_fails_leaves_the_variable_open() -> None:
-    with pytest.raises(Unsettled, match="did not get through context: load-failed, no"):
-        Bench(measure=lambda *given, **how: run(outcome="load-failed", reason="no.", phases=())).cache_under("X")
+    bench = Bench(measure=lambda *given, **how: run(outcome="load-failed", reason="no.", phases=()))
+    with pytest.raises(Unsettled, match="did not finish context: load-failed, no"):
+        bench.part(CacheBench).kv_bytes_under("X")
 
 
 def test_a_killed_run_is_told_beside_the_refusal() -> None:
     world = World()
-    world._runs = [run(outcome="oom-killed", cap_bytes=600 * MiB, phases=run().phases[:1])]
+    world.runs = [run(outcome="oom-killed", cap_bytes=600 * MiB, phases=run().phases[:1])]
     assert "600 MiB the kernel killed it" in CHECKS["C068"](world).evidence
     assert "killed" not in CHECKS["C068"](World()).evidence
 
@@ -588,8 +598,8 @@ def test_the_quality_without_rotation_is_told_if_it_is_there() -> None:
 
 
 def test_errors_of_blocks_are_those_of_ggml() -> None:
-    bench = Bench()
-    assert bench.block_error(32) == pytest.approx(bench.rounding_error("Q8_0"), rel=0.02)
+    bench = Bench().part(CacheBench)
+    assert bench.block_error(32) == pytest.approx(Bench().part(QuantBench).rounding_error("Q8_0"), rel=0.02)
     errors = [bench.block_error(n) for n in (32, 64, 128, 256)]
     assert errors == sorted(errors)
 
@@ -598,7 +608,7 @@ def test_where_addresses_cannot_be_limited_a_claim_stays_open(monkeypatch: pytes
     dead = SimpleNamespace(stdout="", stderr="", returncode=-9)
     monkeypatch.setattr(short_memory.subprocess, "run", lambda *given, **how: dead)
     (row,) = claims.settle("C068")
-    assert row.verdict == "open" and "status -9: it said nothing" in row.source
+    assert row.verdict == "open" and "status -9: it wrote no reason" in row.source
     monkeypatch.setattr(short_memory, "sys", SimpleNamespace(platform="win32"))
     (row,) = claims.settle("C068")
     assert row.verdict == "open" and "only Linux" in row.source
@@ -607,8 +617,8 @@ def test_where_addresses_cannot_be_limited_a_claim_stays_open(monkeypatch: pytes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the addresses of a process")
 def test_a_cache_that_fits_is_made_and_a_larger_one_refused(smollm2_path: Path) -> None:
     settings = Settings(n_ctx=512, n_threads=1, repack=False)
-    assert short_memory.refusal(smollm2_path, settings, addresses_bytes=cachebench.ADDRESSES_BYTES) is None
-    said = Bench().refusal()
+    assert short_memory.refusal(smollm2_path, settings, addresses_bytes=lab03_bench.ADDRESSES_BYTES) is None
+    said = Bench().part(CacheBench).refusal()
     assert said is not None and "memory" in said and "bad_alloc" not in said
 
 

@@ -9,17 +9,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from support.claim_rules import assert_can_say_more_than_one_thing, assert_follows
+from support.claim_rules import ToldBench, assert_can_say_more_than_one_thing, assert_follows, assert_stays_open, never
 
 from labkit import predict
 from labkit.course import claims
-from labkit.course.claims.bench import MAPPED, Bench, Unsettled
-from labkit.course.lab04 import bench as offloadbench
+from labkit.course.claims.bench import Bench
+from labkit.course.claims.terms import MAPPED
+from labkit.course.claims.unsettled import Unsettled
+from labkit.course.lab04 import bench as lab04_bench
 from labkit.course.lab04 import link_count
-from labkit.course.lab04.bench import KINDS, LEAVING
+from labkit.course.lab04.bench import KINDS, LEAVING, OffloadBench
 from labkit.course.lab04.claims import CHECKS
 from labkit.course.lab04.link_count import Crossed
 from labkit.course.lab04.offloaded import OUTPUT_FIRST, Offloaded, order_of, orders
@@ -97,7 +99,41 @@ def speeds(q8: float = 45.0, q4: float = 34.0) -> dict[str, float]:
     return {"Q8_0": q8, "Q4_K_M": q4}
 
 
-class World(Bench):
+class ToldOffload(OffloadBench):
+    """Devices and times as the world has them."""
+
+    bench: World
+
+    def offloads(self, *kinds: str) -> tuple[Offloaded, ...]:
+        return tuple(self.bench.seen.get(kind, lambda one: one)(of_kind(kind)) for kind in kinds)
+
+    def overfull(self) -> Run:
+        return run(n_gpu_layers=99, memory_bytes=48 * MiB, **self.bench.too_much)
+
+    def crossed(self) -> tuple[Crossed, Split]:
+        return Crossed(16, round(16 * self.bench.crossing)), self.split(LEAVING, 20)
+
+    def split(self, model: str, n_gpu_layers: int, **how: Any) -> Split:
+        return self.bench.splits(super().split(model, n_gpu_layers, **how))
+
+    def spread(self, n_layer: int, shares: Sequence[float]) -> tuple[int, ...]:
+        return self.bench.counts
+
+    def hardware(self, *kinds: str) -> tuple[Hardware, ...]:
+        return tuple(self.bench.chips(one) for one in super().hardware(*kinds))
+
+    def gpu_share(self, name: str = "apple-m2", ram_bytes: int = 16 * GiB) -> tuple[str, int, int]:
+        return "Apple M2", self.bench.share, ram_bytes
+
+    def ggml_has(self, word: str) -> bool:
+        return word in self.bench.backends
+
+    def fastest_ms(self, *names: str, settings: Settings) -> tuple[float, ...]:
+        assert settings == MAPPED
+        return tuple(self.bench.ms[name.partition(":")[2]] for name in names)
+
+
+class World(ToldBench):
     """Figures as told; by default those of this world. Nothing is measured.
 
     Args:
@@ -112,6 +148,8 @@ class World(Bench):
         ms: of each token, by quantization.
         same: models that are as another one is here.
     """
+
+    told: ClassVar = {OffloadBench: ToldOffload}
 
     def __init__(
         self,
@@ -129,50 +167,19 @@ class World(Bench):
         ms: Mapping[str, float] = speeds(),
         same: Mapping[str, str] = {},
     ) -> None:
-        super().__init__(measure=self._never)
-        self._seen, self._too_much, self._crossing, self._splits = seen, too_much, crossing, splits
-        self._counts, self._chips, self._share, self._ms, self.same = tuple(counts), chips, share, ms, same
-        self._options, self._words, self._backends = set(options), set(words), set(backends)
-
-    def _never(self, model: str, **how: Any) -> Run:
-        raise AssertionError(f"a figure of {model} is missing")
+        super().__init__()
+        self.seen, self.too_much, self.crossing, self.splits = seen, too_much, crossing, splits
+        self.counts, self.chips, self.share, self.ms, self.same = tuple(counts), chips, share, ms, same
+        self._options, self._words, self.backends = set(options), set(words), set(backends)
 
     def header(self, model: str) -> Header:
         return header_of(self.same.get(model, model))
 
-    def offloads(self, *kinds: str) -> tuple[Offloaded, ...]:
-        return tuple(self._seen.get(kind, lambda one: one)(of_kind(kind)) for kind in kinds)
-
-    def overfull(self) -> Run:
-        return run(n_gpu_layers=99, memory_bytes=48 * MiB, **self._too_much)
-
-    def crossed(self) -> tuple[Crossed, Split]:
-        return Crossed(16, round(16 * self._crossing)), self.split(LEAVING, 20)
-
-    def split(self, model: str, n_gpu_layers: int, **how: Any) -> Split:
-        return self._splits(super().split(model, n_gpu_layers, **how))
-
-    def spread(self, n_layer: int, shares: Sequence[float]) -> tuple[int, ...]:
-        return self._counts
-
-    def hardware(self, *kinds: str) -> tuple[Hardware, ...]:
-        return tuple(self._chips(one) for one in super().hardware(*kinds))
-
-    def gpu_share(self, name: str = "apple-m2", ram_bytes: int = 16 * GiB) -> tuple[str, int, int]:
-        return "Apple M2", self._share, ram_bytes
-
-    def ggml_says(self, word: str) -> bool:
-        return word in self._backends
-
-    def engine_says(self, word: bytes) -> bool:
+    def in_libraries(self, word: bytes) -> bool:
         return word in self._words
 
-    def option(self, name: str) -> bool:
+    def has_option(self, name: str) -> bool:
         return name in self._options
-
-    def fastest_ms(self, *names: str, settings: Settings) -> tuple[float, ...]:
-        assert settings == MAPPED
-        return tuple(self._ms[name.partition(":")[2]] for name in names)
 
 
 @dataclass(frozen=True)
@@ -332,7 +339,7 @@ def test_each_claim_of_lab_04_has_a_check_that_can_say_more_than_one_thing() -> 
 )
 def test_figures_that_decide_nothing_leave_a_claim_open(name: str, world: Callable[[], World], reason: str) -> None:
     (row,) = claims.settle(name, bench=world())
-    assert row.verdict == "open" and reason in row.source and row.source.startswith("not settled here: ")
+    assert_stays_open(row, reason)
 
 
 @pytest.mark.parametrize("n", [1, 4, 20, 30])
@@ -350,8 +357,9 @@ def test_runs_of_one_model_that_a_lab_has_serve_and_their_device_is_told_from_th
     one = "llama-3.2-1b:Q4_K_M"
     mine = [run(one, n, grown=3) for n in (0, 8, 17)]
     capped = [run(cap_bytes=MiB), run(caution="busy"), run(phases=()), run(n_gpu_layers=0, settings={"devices": ()})]
-    bench = Bench([*capped, *mine], measure=no_measuring)
-    (part,) = bench.offloads("part")
+    bench = Bench([*capped, *mine], measure=never)
+    offload = bench.part(OffloadBench)
+    (part,) = offload.offloads("part")
     split = predict.offload(header_of(one), mine[1].settings)
     assert (part.model, part.asked, part.n_layer, part.grown_bytes) == (one, 8, 16, 3)
     assert (part.device_weights_bytes, part.device_kv_bytes) == (
@@ -359,7 +367,7 @@ def test_runs_of_one_model_that_a_lab_has_serve_and_their_device_is_told_from_th
         split.devices[0].kv_bytes,
     )
     assert (part.host_weights_bytes, part.host_kv_bytes) == (split.host.mapped_bytes, split.host.kv_bytes)
-    none, everything = bench.offloads("none", "all")
+    none, everything = offload.offloads("none", "all")
     assert (none.asked, everything.asked) == (0, 17)
     assert bench.used == [mine[1], mine[0], mine[2]]
 
@@ -373,11 +381,12 @@ def test_what_is_missing_is_measured_once_with_one_model() -> None:
         return run(n_gpu_layers=asked[-1][0], settings={"offload_kqv": asked[-1][1]})
 
     bench = Bench([run("llama-3.2-1b:Q4_K_M", 17)], measure=measure)
-    bench.device_name = "loopback"
+    offload = bench.part(OffloadBench)
+    offload.device_name = "loopback"
     for _ in range(2):
-        on, off = bench.offloads("all", "all, cache kept")
+        on, off = offload.offloads("all", "all, cache kept")
         assert {on.model, off.model} == {LEAVING} and off.device_kv_bytes == 0 < on.device_kv_bytes
-        few, many = bench.offloads("a few too many", "far too many")
+        few, many = offload.offloads("a few too many", "far too many")
         assert few.asked < many.asked and few.device_weights_bytes == many.device_weights_bytes
     assert sorted(asked) == [(33, True), (99, False), (99, True)]
 
@@ -386,8 +395,8 @@ def test_without_a_device_bytes_are_predicted_and_the_rest_stays_open(monkeypatc
     monkeypatch.setattr(device, "problem", lambda: "no RPC in this build.")
     monkeypatch.setattr(link_count, "Loopback", raising(device.DeviceError("no RPC in this build.")))
     names = ("C070", "C071", "C078", "C079", "C080", "C081", "C082", "C084", "C085", "C129")
-    bench = Bench(measure=no_measuring)
-    bench.__dict__["_recorded"] = []
+    bench = Bench(measure=never)
+    bench.recorded = []
     rows = {row.id: row for row in claims.settle(*names, bench=bench)}
     assert {name for name, row in rows.items() if row.verdict == "open"} == {"C078", "C079", "C080"}
     assert "no RPC in this build" in rows["C078"].source and "no RPC in this build" in rows["C079"].source
@@ -402,7 +411,7 @@ def test_without_a_device_recorded_runs_serve(monkeypatch: pytest.MonkeyPatch) -
     label = {"machine": "Abacus", "date": "2026-11-29", "command": "labkit measure"}
     full = run(n_gpu_layers=99, memory_bytes=48 * MiB, outcome="load-failed", reason="no room.", phases=())
     old = [replace(one, recorded=label) for one in (run(), full)]
-    for row in claims.settle("C070", "C078", "C080", bench=Bench(old, measure=no_measuring)):
+    for row in claims.settle("C070", "C078", "C080", bench=Bench(old, measure=never)):
         assert row.verdict == claims.get(row.id).expected
         assert row.source.startswith("recorded on") and row.date == "2026-11-29"
 
@@ -410,27 +419,27 @@ def test_without_a_device_recorded_runs_serve(monkeypatch: pytest.MonkeyPatch) -
 def test_a_gpu_of_the_build_serves_where_there_is_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     found = (Device("CPU", "a CPU", "CPU", GiB), Device("CUDA0", "a card", "GPU", GiB))
     monkeypatch.setattr(device, "problem", lambda: "no RPC in this build.")
-    monkeypatch.setattr(offloadbench.engine, "info", lambda: EngineInfo("0", False, found, (), None))
-    assert Bench().device_name == "CUDA0"
+    monkeypatch.setattr(lab04_bench.engine, "info", lambda: EngineInfo("0", False, found, (), None))
+    assert Bench().part(OffloadBench).device_name == "CUDA0"
 
 
 def test_on_a_mac_its_own_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found = (Device("MTL0", "Apple M4 Pro", "GPU", 16 * GiB),)
-    monkeypatch.setattr(offloadbench.engine, "info", lambda: EngineInfo("0", False, found, (), None))
-    monkeypatch.setattr(offloadbench, "machine", lambda: SimpleNamespace(ram_bytes=24 * GiB))
+    monkeypatch.setattr(lab04_bench.engine, "info", lambda: EngineInfo("0", False, found, (), None))
+    monkeypatch.setattr(lab04_bench, "machine", lambda: SimpleNamespace(ram_bytes=24 * GiB))
     bench = Bench()
-    assert bench.gpu_share() == ("Apple M4 Pro", 16 * GiB, 24 * GiB)
+    assert bench.part(OffloadBench).gpu_share() == ("Apple M4 Pro", 16 * GiB, 24 * GiB)
     assert bench.looked and not bench.cited
 
 
 def test_elsewhere_the_rule_of_the_catalogue_is_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offloadbench.engine, "info", lambda: EngineInfo("0", False, (), (), None))
+    monkeypatch.setattr(lab04_bench.engine, "info", lambda: EngineInfo("0", False, (), (), None))
     bench = Bench()
-    assert bench.gpu_share() == ("Apple M2", hardware.get("apple-m2").gpu_bytes(16 * GiB), 16 * GiB)
+    assert bench.part(OffloadBench).gpu_share() == ("Apple M2", hardware.get("apple-m2").gpu_bytes(16 * GiB), 16 * GiB)
     assert bench.cited and not bench.looked
     bench.cite("a log")
     bench.cite("a log")
-    assert bench.cited == f"{offloadbench.MAKERS} and a log"
+    assert bench.cited == f"{lab04_bench.MAKERS} and a log"
     bench.begin()
     assert not bench.cited
 
@@ -445,16 +454,17 @@ def test_models_take_turns_and_the_fastest_token_counts() -> None:
 
     times = iter((50.0, 30.0, 90.0, 31.0, 51.0, 60.0))
     bench = Bench(measure=measure)
-    assert bench.fastest_ms("a", "b", settings=MAPPED) == (9.0, 9.0)
+    offload = bench.part(OffloadBench)
+    assert offload.fastest_ms("a", "b", settings=MAPPED) == (9.0, 9.0)
     assert asked == ["a", "b"] * 3 and len(bench.used) == 6
-    assert bench.fastest_ms("a", "b", settings=MAPPED) == (9.0, 9.0) and len(asked) == 6
+    assert offload.fastest_ms("a", "b", settings=MAPPED) == (9.0, 9.0) and len(asked) == 6
 
 
 def test_enough_runs_that_are_there_are_not_made_again() -> None:
     made = [replace(run(ms=ms), settings=replace(MAPPED, n_threads=1)) for ms in (5.0, 5.1, 6.0)]
     other = [run(ms=1.0), replace(made[0], caution="busy", timings=Timings(decode_ms=(2.0,)))]
-    bench = Bench([*other, *made], measure=no_measuring)
-    assert bench.fastest_ms(LEAVING, settings=MAPPED) == (5.0,) and bench.used == made
+    bench = Bench([*other, *made], measure=never)
+    assert bench.part(OffloadBench).fastest_ms(LEAVING, settings=MAPPED) == (5.0,) and bench.used == made
 
 
 def test_times_that_no_two_rounds_agree_on_settle_nothing() -> None:
@@ -462,26 +472,29 @@ def test_times_that_no_two_rounds_agree_on_settle_nothing() -> None:
         each = iter(times)
         return lambda model, **how: run(n_gpu_layers=0, timings=Timings(decode_ms=(next(each),)))
 
-    assert Bench(measure=measuring(9.0, 5.0, 5.2)).fastest_ms("a", settings=MAPPED) == (5.0,)
-    with pytest.raises(Unsettled, match="too noisy"):
-        Bench(measure=measuring(9.0, 5.0, 7.0)).fastest_ms("a", settings=MAPPED)
-    with pytest.raises(Unsettled, match="did not get through: refused, no room"):
-        Bench(measure=lambda model, **how: run(outcome="refused", reason="no room.")).fastest_ms("a", settings=MAPPED)
+    def fastest_ms(measure: Callable[..., Run]) -> tuple[float, ...]:
+        return Bench(measure=measure).part(OffloadBench).fastest_ms("a", settings=MAPPED)
+
+    assert fastest_ms(measuring(9.0, 5.0, 5.2)) == (5.0,)
+    with pytest.raises(Unsettled, match="vary too much"):
+        fastest_ms(measuring(9.0, 5.0, 7.0))
+    with pytest.raises(Unsettled, match="did not finish: refused, no room"):
+        fastest_ms(lambda model, **how: run(outcome="refused", reason="no room."))
 
 
 def test_a_run_that_asks_for_what_fits_shows_nothing_of_too_much() -> None:
     fits, full = run(memory_bytes=GiB), run(n_gpu_layers=99, memory_bytes=48 * MiB, outcome="load-failed")
-    bench = Bench([run(), fits, full], measure=no_measuring)
-    assert bench.overfull() is full and bench.used == [full]
+    bench = Bench([run(), fits, full], measure=never)
+    assert bench.part(OffloadBench).overfull() is full and bench.used == [full]
 
 
 def test_ggml_is_asked_only_where_it_can_answer() -> None:
-    bench = Bench()
+    bench = Bench().part(OffloadBench)
     bench.__dict__["_ggml"] = b"ggml_backend_load_all\0metal\0ggml_cpu_has_avx512_vnni\0"
-    assert bench.ggml_says("metal") and not bench.ggml_says("ggml_cpu_has_avx512") and not bench.ggml_says("cuda")
+    assert bench.ggml_has("metal") and not bench.ggml_has("ggml_cpu_has_avx512") and not bench.ggml_has("cuda")
     bench.__dict__["_ggml"] = b"metal\0"
-    with pytest.raises(Unsettled, match="do not tell"):
-        bench.ggml_says("metal")
+    with pytest.raises(Unsettled, match="do not list"):
+        bench.ggml_has("metal")
 
 
 def test_a_relay_hands_on_and_counts_all_bytes() -> None:
@@ -527,10 +540,6 @@ def test_live_lab_04_comes_out_as_expected() -> None:
         if row.verdict != "open" or not device.problem():
             assert row.verdict == claims.get(row.id).expected, row.evidence
             assert row.figures and row.source
-
-
-def no_measuring(model: str, **how: Any) -> Run:
-    raise AssertionError(f"a figure of {model} is missing")
 
 
 def raising(error: Exception) -> Callable[..., Any]:

@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from support.claim_rules import assert_can_say_more_than_one_thing, assert_follows
+from support.claim_rules import ToldBench, assert_can_say_more_than_one_thing, assert_follows, assert_stays_open, never
 
 from labkit.course import claims, offers
 from labkit.course.claims.bench import Bench
-from labkit.course.lab05 import bench as lockbench
-from labkit.course.lab05.bench import LOCK, LOCKED_MODEL, LOOSE, is_locked, read_share
+from labkit.course.claims.phases import read_share
+from labkit.course.claims.terms import PAGED
+from labkit.course.lab05 import bench as lab05_bench
+from labkit.course.lab05.bench import LOCK, LOOSE, LockBench, is_locked
 from labkit.course.lab05.claims import CHECKS
 from labkit.experiments import run as runs_file
 from labkit.experiments.run import Run
@@ -66,19 +68,23 @@ def grows(runs: list[Run]) -> None:
     runs[5] = replace(of, phases=tuple(phases))
 
 
-class World(Bench):
-    """Recorded runs as told; lengths of context as told. Nothing is measured."""
+class ToldLock(LockBench):
+    """Lengths of context as the world has them."""
 
-    def __init__(self, runs: Sequence[Run], longest: Callable[[int], int] = lambda n: n) -> None:
-        super().__init__(runs, measure=never)
-        self._longest = longest
+    bench: World
 
     def longest(self, model: str, settings: Settings, limit_bytes: int) -> int:
-        return self._longest(super().longest(model, settings, limit_bytes))
+        return self.bench.longest(super().longest(model, settings, limit_bytes))
 
 
-def never(model: str, **how: Any) -> Run:
-    raise AssertionError(f"a figure of {model} is missing: {how}")
+class World(ToldBench):
+    """Recorded runs as told; lengths of context as told. Nothing is measured."""
+
+    told: ClassVar = {LockBench: ToldLock}
+
+    def __init__(self, runs: Sequence[Run], longest: Callable[[int], int] = lambda n: n) -> None:
+        super().__init__(*runs)
+        self.longest = longest
 
 
 @dataclass(frozen=True)
@@ -141,13 +147,13 @@ def test_figures_of_the_evidence_are_those_of_the_runs() -> None:
 @pytest.mark.parametrize(
     ("name", "runs", "reason"),
     [
-        ("C120", lambda: world(lambda runs: _uncounted(runs)), "does not count what is read"),
+        ("C120", lambda: world(lambda runs: _uncounted(runs)), "does not give the read bytes"),
         ("C121", lambda: world(lambda runs: _untold(runs)), "does not tell how much anonymous memory"),
     ],
 )
 def test_figures_that_decide_nothing_leave_a_claim_open(name: str, runs: Callable[[], list[Run]], reason: str) -> None:
     (row,) = claims.settle(name, bench=World(runs()))
-    assert row.verdict == "open" and reason in row.source
+    assert_stays_open(row, reason)
 
 
 def _uncounted(runs: list[Run]) -> None:
@@ -159,8 +165,8 @@ def _untold(runs: list[Run]) -> None:
 
 
 def test_what_is_missing_is_measured_once_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lockbench, "LINUX", True)
-    monkeypatch.setattr(lockbench, "machine", lambda: SimpleNamespace(lockable_bytes=None))
+    monkeypatch.setattr(lab05_bench, "LINUX", True)
+    monkeypatch.setattr(lab05_bench, "machine", lambda: SimpleNamespace(lockable_bytes=None))
     monkeypatch.setattr(caps, "available", lambda: SimpleNamespace(how="cgroup-v1", reason=""))
     asked: list[tuple[str, int, bool, bool, bool]] = []
     mine = world()
@@ -169,7 +175,7 @@ def test_what_is_missing_is_measured_once_with_one_thread(monkeypatch: pytest.Mo
         assert how["n_threads"] == 1 and not how["repack"]
         key = (how["load_mode"], how["n_ctx"], "evict" in how, "memlock" in how, "cap" in how)
         asked.append(key)
-        assert (model == LOCKED_MODEL) is not key[3]
+        assert (model == PAGED) is not key[3]
         number = [
             ("mmap", 512, True, False, False),
             ("mmap+mlock", 512, True, False, False),
@@ -192,9 +198,9 @@ def test_what_is_missing_is_measured_once_with_one_thread(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("why", ["no caps", "no lock", "no linux"])
 def test_where_it_cannot_be_had_recorded_runs_serve(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    monkeypatch.setattr(lockbench, "LINUX", why != "no linux")
+    monkeypatch.setattr(lab05_bench, "LINUX", why != "no linux")
     lockable = 8 * MiB if why == "no lock" else None
-    monkeypatch.setattr(lockbench, "machine", lambda: SimpleNamespace(lockable_bytes=lockable))
+    monkeypatch.setattr(lab05_bench, "machine", lambda: SimpleNamespace(lockable_bytes=lockable))
     monkeypatch.setattr(caps, "available", lambda: SimpleNamespace(how=None, reason="no memory cap can be set here"))
     given = [] if why == "no linux" else world()[2:3]  # else it would be measured
     given += [] if why != "no caps" else world()[:2]
@@ -203,7 +209,7 @@ def test_where_it_cannot_be_had_recorded_runs_serve(monkeypatch: pytest.MonkeyPa
     assert rows["C121"].source.startswith("recorded on")
     assert rows["C120"].source.startswith("recorded on") is (why != "no caps")
     empty = Bench(given, measure=never)
-    empty.__dict__["_recorded"] = []
+    empty.recorded = []
     open_rows = {row.id: row for row in claims.settle(*CHECKS, bench=empty)}
     assert open_rows["C121"].verdict == "open" and open_rows["C122"].verdict == "confirmed"
     said = {"no caps": "no memory cap", "no lock": "may lock 8.00 MiB", "no linux": "only Linux"}[why]
@@ -212,13 +218,13 @@ def test_where_it_cannot_be_had_recorded_runs_serve(monkeypatch: pytest.MonkeyPa
 
 def test_runs_that_do_not_belong_together_do_not_serve() -> None:
     loose, locked, denied, short, long, mapped = world()
-    assert lockbench._dropped([loose, replace(locked, model=replace(locked.model, name="other"))]) is None
-    assert lockbench._dropped([loose, changed(locked, locked=MiB)]) is None
-    assert lockbench._outgrown([short, replace(long, cap_bytes=GiB), mapped]) is None
-    assert lockbench._outgrown([changed(short, locked=0), long, mapped]) is None
-    assert lockbench._outgrown([mapped, long, short]) == (short, long, mapped)
-    assert not lockbench._is_denied(loose) and not lockbench._is_denied(locked) and lockbench._is_denied(denied)
-    assert not lockbench._is_denied(replace(denied, outcome="oom-killed"))
+    assert lab05_bench._dropped([loose, replace(locked, model=replace(locked.model, name="other"))]) is None
+    assert lab05_bench._dropped([loose, changed(locked, locked=MiB)]) is None
+    assert lab05_bench._outgrown([short, replace(long, cap_bytes=GiB), mapped]) is None
+    assert lab05_bench._outgrown([changed(short, locked=0), long, mapped]) is None
+    assert lab05_bench._outgrown([mapped, long, short]) == (short, long, mapped)
+    assert not lab05_bench._is_denied(loose) and not lab05_bench._is_denied(locked) and lab05_bench._is_denied(denied)
+    assert not lab05_bench._is_denied(replace(denied, outcome="oom-killed"))
     assert replace(LOOSE, load_mode="mmap+mlock") == LOCK
 
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from labkit.course.claims.bench import Bench
+from labkit.course.claims.finding import Finding
 from labkit.course.claims.options import as_figures, listing, look_up
-from labkit.course.lab01.claims import LITTLE, Finding
-from labkit.course.lab03.bench import QUANTIZED, SMALL, THIRTEEN
+from labkit.course.claims.terms import BUNDLED, CLOSE, LITTLE, THIRTEEN_B
+from labkit.course.lab03.bench import QUANTIZED, CacheBench
 from labkit.gguf import TYPES
 from labkit.settings import Settings
 from labkit.units import fmt_bytes
 
 BACKENDS = ("metal", "cuda", "rocm", "vulkan")
-CLOSE = 0.02
 
 
 def c038(bench: Bench) -> Finding:
@@ -23,10 +23,10 @@ def c038(bench: Bench) -> Finding:
     type on all five without a condition; wrong if it accepts none; misleading if it accepts some; roughly right if
     it accepts all, with the condition or on the backends that can be seen here."""
     halves = {f"{half}={name}": Settings.of({f"type_{half}": name}) for half in ("k", "v") for name in QUANTIZED}
-    plans = bench.planned(SMALL, *halves.values())
+    plans = bench.planned(BUNDLED, *halves.values())
     refused = [name for name, plan in zip(halves, plans, strict=True) if plan.problem]
-    needs = bench.engine_says(b"quantized v cache requires flash_attn")
-    kinds = bench.device_kinds()
+    needs = bench.in_libraries(b"quantized v cache requires flash_attn")
+    kinds = bench.part(CacheBench).device_kinds()
     here = [name for name in ("cpu", *BACKENDS) if any(name in kind for kind in kinds)]
     if len(refused) == len(plans):
         verdict = "wrong"
@@ -53,7 +53,7 @@ def c059(bench: Bench) -> Finding:
     """Offered: a cache type with blocks of 128 elements. Better: normally distributed values rounded to 8 bits come out
     closer with one scale for 128 of them than for 64. Confirmed if both, misleading if one, wrong if neither."""
     sizes = sorted({TYPES[name.upper()].block_elems for name in QUANTIZED})
-    errors = {n: bench.block_error(n) for n in (32, 64, 128, 256)}
+    errors = {n: bench.part(CacheBench).block_error(n) for n in (32, 64, 128, 256)}
     offered, better = 128 in sizes, errors[128] < errors[64]
     listed = ", ".join(f"{error:.2%} for {n}" for n, error in errors.items())
     return Finding(
@@ -67,7 +67,9 @@ def c059(bench: Bench) -> Finding:
 def c061(bench: Bench) -> Finding:
     """Confirmed if llama.cpp's command-line tools know --kv-cache-quantize, else wrong."""
     known = look_up(bench, "--kv-cache-quantize", "--cache-type-k", "--cache-type-v")
-    sizes = [bench.kv_bytes(THIRTEEN, n_ctx=4096, type_k=name, type_v=name) for name in ("f16", "q8_0")]
+    sizes = [
+        bench.part(CacheBench).kv_bytes(THIRTEEN_B, n_ctx=4096, type_k=name, type_v=name) for name in ("f16", "q8_0")
+    ]
     return Finding(
         "confirmed" if known["--kv-cache-quantize"] else "wrong",
         f"In llama.cpp's library of options: {listing(known)}; a type is what makes the cache of Llama 2 13B at 4096 "
@@ -80,11 +82,11 @@ def c062(bench: Bench) -> Finding:
     """Confirmed if a child makes a smaller cache when LLAMA_KV_QUANTIZE is 1; else misleading if llama.cpp knows the
     variable all the same, wrong if it does not."""
     known = look_up(bench, "LLAMA_KV_QUANTIZE", "LLAMA_ARG_CACHE_TYPE_K", "LLAMA_ARG_CACHE_TYPE_V")
-    usual, under = bench.kv_bytes(SMALL), bench.cache_under("LLAMA_KV_QUANTIZE")
+    usual, under = bench.part(CacheBench).kv_bytes(BUNDLED), bench.part(CacheBench).kv_bytes_under("LLAMA_KV_QUANTIZE")
     smaller, there = 1 - under / usual >= LITTLE, known["LLAMA_KV_QUANTIZE"]
     return Finding(
         "confirmed" if smaller else "misleading" if there else "wrong",
-        f"With the variable set, {SMALL}'s cache for 512 tokens takes {fmt_bytes(under)} instead of "
+        f"With the variable set, {BUNDLED}'s cache for 512 tokens takes {fmt_bytes(under)} instead of "
         f"{fmt_bytes(usual)}; in llama.cpp's library of options: {listing(known)}.",
         {"usual_bytes": usual, "with_variable_bytes": under, **as_figures(known)},
     )
@@ -95,7 +97,7 @@ def c063(bench: Bench) -> Finding:
     offload_kqv than without. Confirmed if both, roughly right if smaller only, misleading if known only, else wrong."""
     known = look_up(bench, "--offload-kv", "--kv-offload")
     off, on = bench.planned_kv_bytes(
-        THIRTEEN, Settings(n_ctx=4096, offload_kqv=False), Settings(n_ctx=4096, offload_kqv=True)
+        THIRTEEN_B, Settings(n_ctx=4096, offload_kqv=False), Settings(n_ctx=4096, offload_kqv=True)
     )
     smaller = 1 - on / off >= LITTLE
     return Finding(
@@ -112,7 +114,7 @@ def c064(bench: Bench) -> Finding:
     """Known: llama.cpp's command-line tools know --max-context. Smaller: at 2048 tokens it plans at least a tenth less
     cache than at 4096. Confirmed if both, misleading if known only, wrong if there is no such option."""
     known = look_up(bench, "--max-context", "--ctx-size")
-    short, usual = bench.planned_kv_bytes(THIRTEEN, Settings(n_ctx=2048), Settings(n_ctx=4096))
+    short, usual = bench.planned_kv_bytes(THIRTEEN_B, Settings(n_ctx=2048), Settings(n_ctx=4096))
     smaller = 1 - short / usual >= LITTLE
     return Finding(
         "wrong" if not known["--max-context"] else "confirmed" if smaller else "misleading",
@@ -127,7 +129,7 @@ def c065(bench: Bench) -> Finding:
     roughly right if it is only smaller; wrong if it is not, or there is no such option."""
     known = look_up(bench, "--ctx-size")
     sizes = dict(
-        zip((1024, 4096), bench.planned_kv_bytes(THIRTEEN, Settings(n_ctx=1024), Settings(n_ctx=4096)), strict=True)
+        zip((1024, 4096), bench.planned_kv_bytes(THIRTEEN_B, Settings(n_ctx=1024), Settings(n_ctx=4096)), strict=True)
     )
     ratio = sizes[4096] / sizes[1024]
     if not known["--ctx-size"] or ratio <= 1 + CLOSE:
@@ -147,7 +149,7 @@ def c066(bench: Bench) -> Finding:
     of K alone and that of V those of V alone; misleading if only one of the two is so; else wrong."""
     known = look_up(bench, "--cache-type-k", "--cache-type-v")
     plans = bench.planned(
-        THIRTEEN, Settings(n_ctx=4096), *(Settings.of({"n_ctx": 4096, half: "q8_0"}) for half in HALVES)
+        THIRTEEN_B, Settings(n_ctx=4096), *(Settings.of({"n_ctx": 4096, half: "q8_0"}) for half in HALVES)
     )
     if any(plan.problem for plan in plans):
         verdict, halves = "wrong", []
@@ -175,7 +177,7 @@ def c067(bench: Bench) -> Finding:
     wrong."""
     known = look_up(bench, "--n-gpu-layers", "--cache-type-k")
     names = ("f16", "q8_0", "q4_0")
-    sizes = bench.planned_kv_bytes(THIRTEEN, *(Settings(n_ctx=4096, type_k=name, type_v=name) for name in names))
+    sizes = bench.planned_kv_bytes(THIRTEEN_B, *(Settings(n_ctx=4096, type_k=name, type_v=name) for name in names))
     falls = all(1 - after / before >= LITTLE for before, after in pairwise(sizes))
     listed = ", ".join(f"{fmt_bytes(size)} in {name}" for name, size in zip(names, sizes, strict=True))
     return Finding(

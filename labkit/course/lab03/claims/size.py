@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from labkit import predict
-from labkit.course.claims.bench import SEVEN_B, Bench
-from labkit.course.lab01.claims import SIXTEEN_BYTES, SYSTEM_BYTES, Finding
-from labkit.course.lab03.bench import EIGHT, QUANTIZED, THIRTEEN
+from labkit.course.claims.bench import Bench
+from labkit.course.claims.finding import Finding
+from labkit.course.claims.terms import CLOSE, EIGHT_B, NEAR, RAM_BYTES, SEVEN_B, SYSTEM_BYTES, THIRTEEN_B
+from labkit.course.lab03.bench import QUANTIZED, CacheBench
 from labkit.settings import Settings
 from labkit.units import KiB, fmt_bytes
 
-CLOSE, NEAR = 0.02, 0.1  # a claimed size that is right, and one that is right to about one digit
 COMMAND, LONG = 4096, 8192  # tokens: of the articles' command, which is what Llama 2 was trained for, and of their text
-ROOM_BYTES = SIXTEEN_BYTES - SYSTEM_BYTES
+ROOM_BYTES = RAM_BYTES - SYSTEM_BYTES
 
 
 def c036(bench: Bench) -> Finding:
     """What the cache of Llama 2 13B adds when 4096 tokens become 8192, for f16 and each quantized type. Confirmed if a
     quantized one adds next to nothing, a tenth of itself at most; misleading if each adds in proportion, only less than
     f16; wrong if none adds less than f16; else roughly right."""
-    sizes = {name: [_kv(bench, THIRTEEN, n, name) for n in (COMMAND, LONG)] for name in ("f16", *QUANTIZED)}
+    sizes = {name: [_kv(bench, THIRTEEN_B, n, name) for n in (COMMAND, LONG)] for name in ("f16", *QUANTIZED)}
     added = {name: after - before for name, (before, after) in sizes.items()}
     rise = {name: after / before - 1 for name, (before, after) in sizes.items()}
     slopes = {name: added[name] / added["f16"] for name in QUANTIZED}
@@ -47,8 +47,8 @@ def c036(bench: Bench) -> Finding:
 def c039(bench: Bench) -> Finding:
     """What each quantized type saves of Llama 2 13B's f16 cache. Confirmed if all save half or more; roughly right if
     some do and none saves less than 45 %; wrong if none saves half; else misleading."""
-    f16 = _kv(bench, THIRTEEN, LONG)
-    saved = {name: 1 - _kv(bench, THIRTEEN, LONG, name) / f16 for name in QUANTIZED}
+    f16 = _kv(bench, THIRTEEN_B, LONG)
+    saved = {name: 1 - _kv(bench, THIRTEEN_B, LONG, name) / f16 for name in QUANTIZED}
     least, most = min(saved.values()), max(saved.values())
     if least >= 0.5:
         verdict = "confirmed"
@@ -67,7 +67,7 @@ def c039(bench: Bench) -> Finding:
 def c040(bench: Bench) -> Finding:
     """What q8_0 leaves of an f16 cache, against 2.4 of 12 GB, which is a fifth. Confirmed within 2 points of that,
     roughly right within 10, else wrong."""
-    f16, q8, q5, q4 = (_kv(bench, THIRTEEN, LONG, name) for name in ("f16", "q8_0", "q5_1", "q4_0"))
+    f16, q8, q5, q4 = (_kv(bench, THIRTEEN_B, LONG, name) for name in ("f16", "q8_0", "q5_1", "q4_0"))
     left, off = q8 / f16, abs(q8 / f16 - 2.4 / 12)
     return Finding(
         "confirmed" if off <= CLOSE else "roughly right" if off <= NEAR else "wrong",
@@ -81,8 +81,8 @@ def c040(bench: Bench) -> Finding:
 def c041(bench: Bench) -> Finding:
     """The f16 cache of one layer of Llama 2 13B, against 0.5 GB, and of all, against 19 GB, at 8192 tokens. Confirmed
     if both are within 10 %, roughly right if one is, else wrong."""
-    n_layer = bench.header(THIRTEEN).n_layer
-    short, total = _kv(bench, THIRTEEN, COMMAND), _kv(bench, THIRTEEN, LONG)
+    n_layer = bench.header(THIRTEEN_B).n_layer
+    short, total = _kv(bench, THIRTEEN_B, COMMAND), _kv(bench, THIRTEEN_B, LONG)
     each = total / n_layer
     tokens = int(0.5e9 / (each / LONG))
     right = (abs(each / 0.5e9 - 1) <= NEAR) + (abs(total / 19e9 - 1) <= NEAR)
@@ -126,7 +126,7 @@ def c042(bench: Bench) -> Finding:
 def c043(bench: Bench) -> Finding:
     """Weights, f16 cache and compute buffer of Llama 2 13B Q4_K_M, against 14.8 GB. Confirmed if within 10 % at 4096
     tokens, which it was trained for; roughly right if only at 8192; else wrong."""
-    at_command, at_long = (_needed(bench, THIRTEEN, n) for n in (COMMAND, LONG))
+    at_command, at_long = (_needed(bench, THIRTEEN_B, n) for n in (COMMAND, LONG))
     near = [abs(size / 14.8e9 - 1) <= NEAR for size in (at_command, at_long)]
     return Finding(
         "confirmed" if near[0] else "roughly right" if near[1] else "wrong",
@@ -139,9 +139,9 @@ def c043(bench: Bench) -> Finding:
 def c045(bench: Bench) -> Finding:
     """The f16 cache of Llama 2 13B as a share of it and the Q4_K_M weights, at the 4096 tokens it was trained for.
     Confirmed if the cache is the larger by far, 60 % or more; roughly right from half; else wrong."""
-    weights, cache = bench.header(THIRTEEN).tensor_bytes, _kv(bench, THIRTEEN, COMMAND)
+    weights, cache = bench.header(THIRTEEN_B).tensor_bytes, _kv(bench, THIRTEEN_B, COMMAND)
     share = cache / (weights + cache)
-    crossing, later = (_outweighed(bench, model) for model in (THIRTEEN, EIGHT))
+    crossing, later = (_outweighed(bench, model) for model in (THIRTEEN_B, EIGHT_B))
     return Finding(
         "confirmed" if share >= 0.6 else "roughly right" if share >= 0.5 else "wrong",
         f"At {COMMAND} tokens the f16 cache of Llama 2 13B is {fmt_bytes(cache)}, {share:.0%} of cache and Q4_K_M "
@@ -155,7 +155,7 @@ def c046(bench: Bench) -> Finding:
     """What Llama 2 13B saves at 4096 tokens: weights from F16 to Q4_K_M, cache from f16 to q8_0 and to q4_0. Confirmed
     if the weights save more than either cache type, roughly right if more than q8_0 only, else wrong."""
     f16, q4 = (bench.header(f"llama-2-13b:{quant}").tensor_bytes for quant in ("F16", "Q4_K_M"))
-    cache = {name: _kv(bench, THIRTEEN, COMMAND, name) for name in ("f16", "q8_0", "q4_0")}
+    cache = {name: _kv(bench, THIRTEEN_B, COMMAND, name) for name in ("f16", "q8_0", "q4_0")}
     saved = {name: cache["f16"] - cache[name] for name in ("q8_0", "q4_0")}
     more = [f16 - q4 > saving for saving in saved.values()]
     return Finding(
@@ -174,7 +174,9 @@ def c046(bench: Bench) -> Finding:
 def c052(bench: Bench) -> Finding:
     """The f16 cache at 2048 tokens of models with 7 to 8 billion weights, against 1 to 1.5 GB (a tenth more or less).
     Confirmed if all lie there, roughly right if some do, wrong if none does."""
-    sizes = {name: _kv(bench, f"{name}:Q4_K_M", 2048) for name in ("llama-2-7b", "mistral-7b", EIGHT.partition(":")[0])}
+    sizes = {
+        name: _kv(bench, f"{name}:Q4_K_M", 2048) for name in ("llama-2-7b", "mistral-7b", EIGHT_B.partition(":")[0])
+    }
     inside = sum((1 - NEAR) * 1e9 <= size <= (1 + NEAR) * 1.5e9 for size in sizes.values())
     listed = ", ".join(f"{name} {fmt_bytes(size)}" for name, size in sizes.items())
     return Finding(
@@ -203,7 +205,7 @@ def c054(bench: Bench) -> Finding:
     weights in 16 GiB less 2 for the system, against 3.5 GB. Confirmed if all are within 10 %, wrong if none is; depends
     on machine if some are, since model, length and type, which the claim leaves open, decide."""
     hits, sizes = [], []
-    for model in (SEVEN_B, THIRTEEN, EIGHT, "mistral-7b:Q4_K_M"):
+    for model in (SEVEN_B, THIRTEEN_B, EIGHT_B, "mistral-7b:Q4_K_M"):
         for n in (2048, 4096, 8192, 16384, 32768):
             for name in ("q8_0", "q5_1", "q4_0"):
                 size = _kv(bench, model, n, name)
@@ -226,8 +228,8 @@ def c060(bench: Bench) -> Finding:
     same, and more than the short one: what was allocated decides; else wrong."""
     wanted = {"long": (32 * KiB, 1), "many": (32 * KiB, 8), "short": (4 * KiB, 1)}
     saved = {
-        name: bench.kv_bytes(EIGHT, n_ctx=n, n_seq_max=n_seq)
-        - bench.kv_bytes(EIGHT, n_ctx=n, n_seq_max=n_seq, type_k="q8_0", type_v="q8_0")
+        name: bench.part(CacheBench).kv_bytes(EIGHT_B, n_ctx=n, n_seq_max=n_seq)
+        - bench.part(CacheBench).kv_bytes(EIGHT_B, n_ctx=n, n_seq_max=n_seq, type_k="q8_0", type_v="q8_0")
         for name, (n, n_seq) in wanted.items()
     }
     if saved["many"] >= 2 * saved["long"]:
@@ -250,7 +252,7 @@ CHECKS: dict[str, Callable[[Bench], Finding]] = {
 
 
 def _kv(bench: Bench, model: str, n_ctx: int, name: str = "f16") -> int:
-    return bench.kv_bytes(model, n_ctx=n_ctx, type_k=name, type_v=name)
+    return bench.part(CacheBench).kv_bytes(model, n_ctx=n_ctx, type_k=name, type_v=name)
 
 
 def _needed(bench: Bench, model: str, n_ctx: int) -> int:

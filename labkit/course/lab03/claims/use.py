@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.course.claims.bench import SEVEN_B, Bench, Unsettled
+from labkit.course.claims.bench import Bench
+from labkit.course.claims.finding import Finding
 from labkit.course.claims.ledger import Figure
-from labkit.course.lab01.claims import LITTLE, MOST, Finding
-from labkit.course.lab03.bench import ADDRESSES_BYTES, COMPARED, EIGHT, SMALL, THIRTEEN, TOO_LARGE_BYTES, Growth
+from labkit.course.claims.terms import BUNDLED, CLOSE, EIGHT_B, LITTLE, MOST, SEVEN_B, THIRTEEN_B
+from labkit.course.claims.unsettled import Unsettled
+from labkit.course.lab03.bench import ADDRESSES_BYTES, COMPARED, TOO_LARGE_BYTES, CacheBench, Growth
 from labkit.engine.internals.slot_maps import EMPTY
 from labkit.settings import Settings
 from labkit.units import fmt_bytes, fmt_ms
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from labkit.experiments.cache_slots import Snapshot
     from labkit.quant.cache_quality import CacheQuality
 
-CLOSE = 0.02
 BUSY_FAULTS = 100  # page faults per token that could be called many: a warm token raises about none
 
 
@@ -31,15 +32,18 @@ def c034(bench: Bench) -> Finding:
     trained lengths the f16 caches of Llama 2 7B and 13B and Llama 3.1 8B take a fifth of cache and Q4_K_M weights or
     more, and a real cache is resident. Confirmed if it saves and takes much in all three, roughly right if it saves
     only, misleading if it takes much in all but saves nothing, else wrong."""
-    growth, filled = bench.growth(), [one for one in bench.depth() if one.type_k == "f16"]
+    growth, filled = (
+        bench.part(CacheBench).growth(),
+        [one for one in bench.part(CacheBench).depth() if one.type_k == "f16"],
+    )
     last, fill_ms = max(filled, key=lambda one: one.n_past), 1000 * sum(one.fill_s for one in filled)
     token_ms = last.median_ms
     saves = token_ms < LITTLE * fill_ms
     shares, each = {}, {}
-    for model in (SEVEN_B, THIRTEEN, EIGHT):
+    for model in (SEVEN_B, THIRTEEN_B, EIGHT_B):
         header = bench.header(model)
         trained = int(header.key("context_length"))
-        cache = bench.kv_bytes(model, n_ctx=trained)
+        cache = bench.part(CacheBench).kv_bytes(model, n_ctx=trained)
         each[model] = cache / trained
         shares[model] = cache / (cache + header.tensor_bytes)
     much = min(shares.values()) >= 0.2 and growth.context_bytes >= MOST * growth.kv_bytes
@@ -64,9 +68,9 @@ def c035(bench: Bench) -> Finding:
     n_batch; roughly right if in all but n_batch, which batch size means in llama.cpp; misleading if in tokens only;
     else wrong."""
     tokens, sequences, batches = (512, 1024, 2048, 4096, 8192), (1, 2, 4), (32, 128, 512, 2048)
-    by_tokens = bench.planned_kv_bytes(THIRTEEN, *(Settings(n_ctx=n) for n in tokens))
-    by_sequences = bench.planned_kv_bytes(THIRTEEN, *(Settings(n_ctx=2048 * n, n_seq_max=n) for n in sequences))
-    planned = bench.planned(THIRTEEN, *(Settings(n_ctx=2048, n_batch=n, n_ubatch=n) for n in batches))
+    by_tokens = bench.planned_kv_bytes(THIRTEEN_B, *(Settings(n_ctx=n) for n in tokens))
+    by_sequences = bench.planned_kv_bytes(THIRTEEN_B, *(Settings(n_ctx=2048 * n, n_seq_max=n) for n in sequences))
+    planned = bench.planned(THIRTEEN_B, *(Settings(n_ctx=2048, n_batch=n, n_ubatch=n) for n in batches))
     by_batch, compute = [plan.kv_bytes or 0 for plan in planned], [plan.compute_bytes or 0 for plan in planned]
     linear = [
         _is_linear(wanted, found)
@@ -102,7 +106,7 @@ def c037(bench: Bench) -> Finding:
     """Wrong if the cache is one buffer, at least 90 % of it is resident when the context has been made, and generating
     adds at most a quarter of what a cache in segments would. Confirmed if generating adds half of that or more; else
     misleading."""
-    growth = bench.growth()
+    growth = bench.part(CacheBench).growth()
     whole = len(growth.kv_buffers) == 1 and growth.context_bytes >= MOST * growth.kv_bytes
     if growth.decode_bytes >= 0.5 * growth.if_growing_bytes:
         verdict = "confirmed"
@@ -119,7 +123,7 @@ def c037(bench: Bench) -> Finding:
 def c044(bench: Bench) -> Finding:
     """llama.cpp's plans for Llama 2 13B at 8192 tokens. Confirmed if n_batch 2 and q8_0 both make the cache at least a
     tenth smaller and 8192 is the trained length; wrong if n_batch does not; else roughly right."""
-    model, n = THIRTEEN, 8192
+    model, n = THIRTEEN_B, 8192
     usual, batch_of_2, q8 = bench.planned_kv_bytes(
         model,
         Settings(n_ctx=n),
@@ -139,9 +143,9 @@ def c044(bench: Bench) -> Finding:
 def c047(bench: Bench) -> Finding:
     """Named: "paged" occurs in llama.cpp's libraries. By demand: less than 90 % of the cache is resident when the
     context has been made, as pages would be. Confirmed if both, misleading if one, wrong if neither."""
-    if not bench.engine_says(b"llama_kv_cache"):
+    if not bench.in_libraries(b"llama_kv_cache"):
         raise Unsettled("the names of llama.cpp's own parts cannot be read in this build")
-    growth, named = bench.growth(), bench.engine_says(b"paged")
+    growth, named = bench.part(CacheBench).growth(), bench.in_libraries(b"paged")
     by_demand = growth.context_bytes < MOST * growth.kv_bytes
     return Finding(
         ("wrong", "misleading", "confirmed")[named + by_demand],
@@ -154,9 +158,9 @@ def c048(bench: Bench) -> Finding:
     """Wrong if "paged" occurs nowhere in llama.cpp's libraries, so that there is nothing to switch off, and a token
     raises fewer than 100 page faults once all is in memory; misleading if there is no switch but a token raises more.
     With such a switch its effect would have to be measured."""
-    if bench.engine_says(b"paged"):
+    if bench.in_libraries(b"paged"):
         raise Unsettled("this llama.cpp speaks of paging, so both ways would have to be run")
-    growth = bench.growth()
+    growth = bench.part(CacheBench).growth()
     if growth.minor_faults is None or growth.major_faults is None:
         raise Unsettled("this system does not tell page faults of a process")
     each = (growth.minor_faults + growth.major_faults) / growth.n_tokens
@@ -178,9 +182,9 @@ def c049(bench: Bench) -> Finding:
     so that each needs its own. Kept: a function of llama.h gives the record. Confirmed if all three; roughly right if
     it is named and the cells lie apart, but nothing gives it afterwards; misleading if it is named but a batch always
     gets neighbours; else wrong."""
-    if not bench.engine_says(b"llama_kv_cells"):
+    if not bench.in_libraries(b"llama_kv_cells"):
         raise Unsettled("the names of llama.cpp's own parts cannot be read in this build")
-    named, kept = bench.engine_says(b"slot_info"), bench.engine_says(b"llama_kv_cache_view")
+    named, kept = bench.in_libraries(b"slot_info"), bench.in_libraries(b"llama_kv_cache_view")
     pieces, at = max(((_pieces(before, after), after) for before, after in _added(bench)), key=lambda row: row[0])
     if not named:
         verdict = "wrong"
@@ -221,7 +225,7 @@ def c051(bench: Bench) -> Finding:
     """Confirmed if at least 90 % of the cache is resident when the context has been made and generating adds at most a
     quarter of what a cache that grew with the text would; wrong if generating adds half of that or more; else roughly
     right."""
-    growth = bench.growth()
+    growth = bench.part(CacheBench).growth()
     at_once = growth.context_bytes >= MOST * growth.kv_bytes
     if growth.decode_bytes >= 0.5 * growth.if_growing_bytes:
         verdict = "wrong"
@@ -238,8 +242,8 @@ def c055(bench: Bench) -> Finding:
     """Smaller: llama.cpp plans less for q8_0 than for f16, and less again for q4_0. Rounded: the model's predictions
     differ from those with an f16 cache by more than twice the error of measurement, and more with q4_0. Confirmed if
     both, misleading if the cache is smaller but nothing shows that it was rounded, else wrong."""
-    f16, q8, q4 = bench.planned_kv_bytes(SMALL, *(Settings(type_k=name, type_v=name) for name in ("f16", *COMPARED)))
-    seen = {name: bench.cache_quality(name, name) for name in COMPARED}
+    f16, q8, q4 = bench.planned_kv_bytes(BUNDLED, *(Settings(type_k=name, type_v=name) for name in ("f16", *COMPARED)))
+    seen = {name: bench.part(CacheBench).quality(name, name) for name in COMPARED}
     klds = {name: one.quality.kld_mean for name, one in seen.items()}
     smaller = q4 < q8 < f16
     rounded = klds["q4_0"] > klds["q8_0"] and all(_loses(one) for one in seen.values())
@@ -262,7 +266,7 @@ def c056(bench: Bench) -> Finding:
     q8_0 and with q4_0, by more than twice its error; wrong if neither type costs more than that, so that nothing can
     build up; depends on machine if they cost something that does not rise with both: the claim says may, and one
     model and text do not rule that out."""
-    seen = {name: bench.cache_quality(name, name) for name in COMPARED}
+    seen = {name: bench.part(CacheBench).quality(name, name) for name in COMPARED}
     halves = {name: _halves(one) for name, one in seen.items()}
     rising = [late - early > 2 * error for early, late, error in halves.values()]
     if not any(_loses(one) for one in seen.values()):
@@ -314,8 +318,10 @@ def c058(bench: Bench) -> Finding:
 def c068(bench: Bench) -> Finding:
     """What llama.cpp says when a child that may have 4 GiB of addresses asks for a cache of 16 GiB. Confirmed if it
     speaks of bad_alloc, misleading if it fails with another message, wrong if it does not fail."""
-    said = bench.refusal()
-    killed = next((run for run in bench.killed() if run.phase("load") and not run.phase("context")), None)
+    said = bench.part(CacheBench).refusal()
+    killed = next(
+        (run for run in bench.part(CacheBench).killed() if run.phase("load") and not run.phase("context")), None
+    )
     beside = f"; under a cap of {fmt_bytes(killed.cap_bytes or 0)} the kernel killed it" if killed else ""
     if said is None:
         verdict, answer = "wrong", "it did not fail"
@@ -332,9 +338,9 @@ def c068(bench: Bench) -> Finding:
 def c069(bench: Bench) -> Finding:
     """A 4-bit model with an f16 cache, which is the default, and the memory that generating adds to it, as a share of
     the cache. Confirmed if it is half of it or more, wrong if less than a tenth, else roughly right."""
-    growth = bench.growth()
+    growth = bench.part(CacheBench).growth()
     share = growth.decode_bytes / growth.kv_bytes
-    need = bench.header(SEVEN_B).tensor_bytes + bench.kv_bytes(SEVEN_B, n_ctx=4096)
+    need = bench.header(SEVEN_B).tensor_bytes + bench.part(CacheBench).kv_bytes(SEVEN_B, n_ctx=4096)
     return Finding(
         "confirmed" if share >= 0.5 else "wrong" if share < LITTLE else "roughly right",
         f"{_steps(growth, first=True)}, with an f16 cache beside 4-bit weights, which for a 7B at 4096 tokens take "
@@ -375,7 +381,7 @@ def _sizes(growth: Growth) -> dict[str, Figure]:
 
 def _added(bench: Bench) -> list[tuple[Snapshot, Snapshot]]:
     """Before and after each batch that came to a cache in use."""
-    trace = bench.slots()
+    trace = bench.part(CacheBench).slots()
     return [(before, after) for before, after in pairwise(trace) if after.step.op == "add"]
 
 
@@ -406,7 +412,7 @@ def _kept(bench: Bench, name: str) -> dict[int, tuple[float, float]]:
     The types took turns, a token each, so each pair of neighbours met the same other work: their ratio is steadier than
     any of the times.
     """
-    times = {(one.type_k, one.n_past): one.decode_ms for one in bench.depth()}
+    times = {(one.type_k, one.n_past): one.decode_ms for one in bench.part(CacheBench).depth()}
     kept = {}
     for n in sorted({n for _, n in times}):
         shares = [usual / ms for usual, ms in zip(times["f16", n], times[name, n], strict=False)]

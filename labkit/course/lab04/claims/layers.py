@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from labkit.course.claims.bench import SEVEN_B, Bench, Unsettled
+from labkit.course.claims.bench import Bench
+from labkit.course.claims.finding import Finding
 from labkit.course.claims.options import as_figures, listing, look_up
-from labkit.course.lab01.claims import LITTLE, MOST, Finding
-from labkit.course.lab03.bench import THIRTEEN
+from labkit.course.claims.terms import CLOSE, LITTLE, MOST, NEAR, SEVEN_B, THIRTEEN_B
+from labkit.course.claims.unsettled import Unsettled
+from labkit.course.lab04.bench import OffloadBench
 from labkit.course.lab04.offloaded import OUTPUT_FIRST, Offloaded, order_of, weights_on_device
 from labkit.gguf import Header
 from labkit.models.tensor_types import layer_of
 from labkit.predict.hparams import EMBEDDING, has_output
 from labkit.units import fmt_bytes
 
-CLOSE, NEAR = 0.02, 0.1  # a size that is the same but for rounding, and one that is right to about one digit
 SHARES = (24, 8)  # of two devices, their free memory in GiB
 
 
@@ -27,7 +28,7 @@ def c070(bench: Bench) -> Finding:
     """Which layers left at an n_gpu_layers below the number of blocks, told from the bytes on the device. Confirmed if
     that many blocks, the last ones; roughly right if the last ones, but the output layer takes one of the places;
     misleading if that many blocks, but the first ones; else wrong."""
-    (seen,) = bench.offloads("part")
+    (seen,) = bench.part(OffloadBench).offloads("part")
     order = _order(bench, seen)
     blocks = seen.asked - order.startswith("the output")
     return Finding(
@@ -51,7 +52,7 @@ def c071(bench: Bench) -> Finding:
     """What stays when n_gpu_layers is larger than the model. Output: the device holds more than the blocks. Embedding:
     the host keeps the token embedding. Confirmed if the output layer stays as well; misleading if it leaves and only
     the embedding stays; wrong if both leave."""
-    (seen,) = bench.offloads("all")
+    (seen,) = bench.part(OffloadBench).offloads("all")
     header = bench.header(seen.model)
     blocks, output, embedding = _roles(header)
     gone = seen.device_weights_bytes >= blocks + 0.5 * output
@@ -77,7 +78,7 @@ def c072(bench: Bench) -> Finding:
     token, takes less than half of what a block takes, in both. Confirmed if both, roughly right if most only,
     misleading if light only, else wrong."""
     shares, against = {}, {}
-    for model in (SEVEN_B, THIRTEEN):
+    for model in (SEVEN_B, THIRTEEN_B):
         header = bench.header(model)
         blocks, output, _ = _roles(header)
         counted = sum(math.prod(tensor.dims) for tensor in header.tensors if layer_of(tensor.name) >= 0)
@@ -88,12 +89,12 @@ def c072(bench: Bench) -> Finding:
     (seven, block), (thirteen, block_13b) = against.values()
     return Finding(
         {(1, 1): "confirmed", (1, 0): "roughly right", (0, 1): "misleading", (0, 0): "wrong"}[most, light],
-        f"The blocks hold {shares[SEVEN_B]:.1%} of the weights of Llama 2 7B and {shares[THIRTEEN]:.1%} of 13B, and "
+        f"The blocks hold {shares[SEVEN_B]:.1%} of the weights of Llama 2 7B and {shares[THIRTEEN_B]:.1%} of 13B, and "
         f"the output layer reads {fmt_bytes(seven)} and {fmt_bytes(thirteen)} for each token, where a block reads "
         f"{fmt_bytes(block)} and {fmt_bytes(block_13b)} (Q4_K_M).",
         {
             "blocks_7b_share": round(shares[SEVEN_B], 4),
-            "blocks_13b_share": round(shares[THIRTEEN], 4),
+            "blocks_13b_share": round(shares[THIRTEEN_B], 4),
             "output_7b_bytes": seven,
             "block_7b_bytes": round(block),
             "output_13b_bytes": thirteen,
@@ -106,9 +107,9 @@ def c078(bench: Bench) -> Finding:
     """More layers than a device's memory holds, asked for by number. Confirmed if the model loads all the same, with as
     much on the device as it holds; else misleading if llama.cpp's command-line tools know --fit, which lowers what was
     not asked for by number before they load; else wrong."""
-    run, known = bench.overfull(), look_up(bench, "--fit")
+    run, known = bench.part(OffloadBench).overfull(), look_up(bench, "--fit")
     memory = run.device.memory_bytes if run.device and run.device.memory_bytes else 0
-    asked = bench.split(run.model.name, run.settings.n_gpu_layers).devices[0].weights_bytes
+    asked = bench.part(OffloadBench).split(run.model.name, run.settings.n_gpu_layers).devices[0].weights_bytes
     if run.outcome not in ("ok", "load-failed"):
         raise Unsettled(f"the run with too many layers shows nothing: {run.outcome}, {run.reason.rstrip('.')}")
     moved = run.outcome == "ok"
@@ -125,7 +126,7 @@ def c079(bench: Bench) -> Finding:
     """Bytes that cross between llama.cpp and a loopback device with part of a model, for each token, as a share of the
     weights that stayed. Confirmed if half or more: they are sent when needed; roughly right if a tenth or more. Below
     that they are not: misleading if llama.cpp knows --op-offload, which may send them for a large batch, else wrong."""
-    (crossed, split), known = bench.crossed(), look_up(bench, "--op-offload")
+    (crossed, split), known = bench.part(OffloadBench).crossed(), look_up(bench, "--op-offload")
     each, stayed = crossed.n_bytes / crossed.n_tokens, split.host.read_bytes
     if each >= 0.5 * stayed:
         verdict = "confirmed"
@@ -152,11 +153,11 @@ def c080(bench: Bench) -> Finding:
     """By capacity: of Llama 2 7B's layers, devices with 24 and 8 GiB free get shares that are right within one layer.
     Dynamic: while a device generates, its memory changes by a tenth of its weights or more. Confirmed if both, roughly
     right if by capacity only, misleading if dynamic only, else wrong."""
-    (seen,) = bench.offloads("part")
+    (seen,) = bench.part(OffloadBench).offloads("part")
     if seen.grown_bytes is None:
         raise Unsettled("whether layers move while it runs shows on a loopback device only, and there is none here")
     n_layer = bench.header(SEVEN_B).n_layer
-    counts = bench.spread(n_layer, SHARES)
+    counts = bench.part(OffloadBench).spread(n_layer, SHARES)
     ideal = [share / sum(SHARES) * (n_layer + 1) for share in SHARES]
     by_capacity = all(abs(count - wanted) <= 1 for count, wanted in zip(counts, ideal, strict=True))
     dynamic = abs(seen.grown_bytes) >= LITTLE * seen.device_weights_bytes
@@ -178,7 +179,7 @@ def c081(bench: Bench) -> Finding:
     """Options: llama.cpp's command-line tools know --offload and --unified. Weights: those on the device change with
     offload_kqv, the setting that the source calls offload. Confirmed if both, misleading if one, wrong if neither."""
     known = look_up(bench, "--offload", "--unified", "--kv-offload", "--kv-unified")
-    on, off = bench.offloads("all", "all, cache kept")
+    on, off = bench.part(OffloadBench).offloads("all", "all, cache kept")
     options = known["--offload"] and known["--unified"]
     moved = abs(on.device_weights_bytes - off.device_weights_bytes) > CLOSE * on.device_weights_bytes
     return Finding(
@@ -199,8 +200,8 @@ def c081(bench: Bench) -> Finding:
 def c082(bench: Bench) -> Finding:
     """First: the first blocks leave first, told from the bytes on the device. Kept: with 30 layers of Llama 2 7B Q4_K_M
     gone the host keeps 4.6 GB within 10 %. Confirmed if both, misleading if one, wrong if neither."""
-    (seen,) = bench.offloads("part")
-    order, split = _order(bench, seen), bench.split(SEVEN_B, 30)
+    (seen,) = bench.part(OffloadBench).offloads("part")
+    order, split = _order(bench, seen), bench.part(OffloadBench).split(SEVEN_B, 30)
     total = bench.header(SEVEN_B).tensor_bytes
     first = "first blocks" in order
     kept = abs(split.host.weights_bytes / 4.6e9 - 1) <= NEAR
@@ -222,10 +223,10 @@ def c084(bench: Bench) -> Finding:
     """Alone: with n_gpu_layers 0 the cache lies on the device. By detour: with all layers of Llama 2 7B on the device
     and their weights kept by -ot, it does. Confirmed if alone, and a token then crosses no more often than with half
     of the layers gone; roughly right if alone only; misleading if by detour only; wrong if it cannot be had."""
-    (none,) = bench.offloads("none")
+    (none,) = bench.part(OffloadBench).offloads("none")
     n_layer = bench.header(SEVEN_B).n_layer
-    half = bench.split(SEVEN_B, n_layer // 2, n_ctx=4096)
-    detour = bench.split(SEVEN_B, n_layer + 1, on_cpu=(r"^blk\.",), n_ctx=4096)
+    half = bench.part(OffloadBench).split(SEVEN_B, n_layer // 2, n_ctx=4096)
+    detour = bench.part(OffloadBench).split(SEVEN_B, n_layer + 1, on_cpu=(r"^blk\.",), n_ctx=4096)
     there = detour.devices[0].kv_bytes
     if none.device_kv_bytes:
         verdict = "confirmed" if detour.hops <= half.hops else "roughly right"
@@ -251,13 +252,13 @@ def c085(bench: Bench) -> Finding:
     """A few more layers than a model has, as 35 are for a 7B, and far more. All: with far more, the device gets the
     blocks and the output layer. Roughly right if all, and a few more do the same; confirmed if all, and a few more put
     less there; wrong if far more do not put all there."""
-    few, many = bench.offloads("a few too many", "far too many")
+    few, many = bench.part(OffloadBench).offloads("a few too many", "far too many")
     header = bench.header(many.model)
     whole = weights_on_device(header, (1,) * (header.n_layer + 1))
     everything = abs(many.device_weights_bytes / whole - 1) <= CLOSE
     same = abs(few.device_weights_bytes / many.device_weights_bytes - 1) <= CLOSE if everything else False
     n_7b = bench.header(SEVEN_B).n_layer
-    gone = [bench.split(SEVEN_B, n).n_gpu_layers for n in (35, 99)]
+    gone = [bench.part(OffloadBench).split(SEVEN_B, n).n_gpu_layers for n in (35, 99)]
     return Finding(
         "wrong" if not everything else "roughly right" if same else "confirmed",
         f"Of {many.model}, which has {header.n_layer} blocks and {fmt_bytes(whole)} that can leave, "

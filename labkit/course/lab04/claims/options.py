@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from labkit import engine
-from labkit.course.claims.bench import SEVEN_B, Bench, Unsettled
+from labkit.course.claims.bench import Bench
+from labkit.course.claims.finding import Finding
 from labkit.course.claims.options import as_figures, listing, look_up
-from labkit.course.lab01.claims import Finding
+from labkit.course.claims.terms import SEVEN_B
+from labkit.course.claims.unsettled import Unsettled
+from labkit.course.lab04.bench import OffloadBench
 
 PROGRAMS = ("llama-server", "llama-cli")
 NAMED_BACKENDS, OTHER_BACKENDS = ("metal", "cuda"), ("vulkan", "sycl", "hip", "cann", "opencl")
@@ -18,7 +21,7 @@ def c073(bench: Bench) -> Finding:
     """Confirmed if llama.cpp's command-line tools know --cpu-offload, else wrong."""
     known = look_up(bench, "--cpu-offload", "--n-gpu-layers")
     n_layer = bench.header(SEVEN_B).n_layer
-    split = bench.split(SEVEN_B, 20)
+    split = bench.part(OffloadBench).split(SEVEN_B, 20)
     stay = split.layers_on.count(0)
     return Finding(
         "confirmed" if known["--cpu-offload"] else "wrong",
@@ -31,7 +34,7 @@ def c073(bench: Bench) -> Finding:
 def c074(bench: Bench) -> Finding:
     """Confirmed if llama.cpp's command-line tools know LLAMA_CPU_OFFLOAD_LAYERS, else wrong."""
     known = look_up(bench, "LLAMA_CPU_OFFLOAD_LAYERS", "LLAMA_ARG_N_GPU_LAYERS")
-    gone = bench.split(SEVEN_B, 35).n_gpu_layers
+    gone = bench.part(OffloadBench).split(SEVEN_B, 35).n_gpu_layers
     return Finding(
         "confirmed" if known["LLAMA_CPU_OFFLOAD_LAYERS"] else "wrong",
         f"In llama.cpp's library of options: {listing(known)}; 35 in the latter takes {gone} layers of Llama 2 7B to "
@@ -43,7 +46,7 @@ def c074(bench: Bench) -> Finding:
 def c075(bench: Bench) -> Finding:
     """Confirmed if llama.cpp's libraries name a program gpt-main, wrong if they name its server and not that."""
     bench.looked = True
-    found = {name: bench.engine_says(name.encode()) for name in ("gpt-main", *PROGRAMS)}
+    found = {name: bench.in_libraries(name.encode()) for name in ("gpt-main", *PROGRAMS)}
     if not found["gpt-main"] and not all(found[name] for name in PROGRAMS):
         raise Unsettled("this build of llama.cpp comes without the library that names its programs")
     return Finding(
@@ -57,8 +60,8 @@ def c083(bench: Bench) -> Finding:
     """VirtGPU: ggml's libraries know a backend of that name. Flags: llama.cpp's command-line tools know --offload and
     --unified. Confirmed if all three are there; misleading if the backend and one of the flags; else wrong."""
     known = look_up(bench, "--offload", "--unified")
-    there = bench.ggml_says("virtgpu")
-    others = [name for name in (*NAMED_BACKENDS, *OTHER_BACKENDS) if bench.ggml_says(name)]
+    there = bench.part(OffloadBench).ggml_has("virtgpu")
+    others = [name for name in (*NAMED_BACKENDS, *OTHER_BACKENDS) if bench.part(OffloadBench).ggml_has(name)]
     bench.cite("llama.cpp's docs/backend/VirtGPU.md")
     return Finding(
         ("wrong", "misleading", "confirmed")[sum(known.values())] if there else "wrong",
@@ -72,8 +75,8 @@ def c083(bench: Bench) -> Finding:
 def c091(bench: Bench) -> Finding:
     """What ggml's libraries know: the backends metal and cuda, processors with AVX2 and with AVX-512, and others.
     Confirmed if all four and another backend, wrong if none of the four, else roughly right."""
-    backends = [name for name in (*NAMED_BACKENDS, *OTHER_BACKENDS) if bench.ggml_says(name)]
-    features = [name for name in NAMED_FEATURES if bench.ggml_says(f"ggml_cpu_has_{name}")]
+    backends = [name for name in (*NAMED_BACKENDS, *OTHER_BACKENDS) if bench.part(OffloadBench).ggml_has(name)]
+    features = [name for name in NAMED_FEATURES if bench.part(OffloadBench).ggml_has(f"ggml_cpu_has_{name}")]
     here = sorted(engine.cpu_features() or ())
     named = [name for name in backends if name in NAMED_BACKENDS] + features
     if not named:

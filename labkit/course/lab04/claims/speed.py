@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from labkit.course.claims.bench import MAPPED, SEVEN_B, Bench
-from labkit.course.lab01.claims import LITTLE, SIXTEEN_BYTES, SYSTEM_BYTES, Finding
-from labkit.course.lab03.bench import THIRTEEN
+from labkit.course.claims.bench import Bench
+from labkit.course.claims.finding import Finding
+from labkit.course.claims.terms import LITTLE, MAPPED, RAM_BYTES, SEVEN_B, SYSTEM_BYTES, THIRTEEN_B
+from labkit.course.lab04.bench import OffloadBench
 from labkit.planning.planner import HOP_MS
 from labkit.predict import hardware
 from labkit.predict.hardware import Hardware
@@ -27,8 +28,8 @@ def c086(bench: Bench) -> Finding:
     there is no gain of a tenth; misleading if it is more than the bytes allow by a tenth; else roughly right."""
     name = "smollm2-135m" if machine().profile == "tiny" else "llama-3.2-1b"
     names = [f"{name}:{quant}" for quant in ("Q8_0", "Q4_K_M")]
-    before, after = bench.fastest_ms(*names, settings=MAPPED)
-    read = [bench.split(model, 0).host.read_bytes for model in names]
+    before, after = bench.part(OffloadBench).fastest_ms(*names, settings=MAPPED)
+    read = [bench.part(OffloadBench).split(model, 0).host.read_bytes for model in names]
     gain, allowed = before / after - 1, read[0] / read[1] - 1
     if gain < LITTLE:
         verdict = "wrong"
@@ -56,9 +57,9 @@ def c087(bench: Bench) -> Finding:
     the catalogue: bytes over the link, the logits among them, and an assumed 0.02 ms of waiting. Confirmed if it is
     5 ms within a factor of 2, and there are as many crossings as layers on the card; wrong if it is below a tenth of
     that; else roughly right."""
-    header = bench.header(THIRTEEN)
-    split = bench.split(THIRTEEN, (header.n_layer + 1) // 2, n_ctx=4096)
-    cards = bench.hardware("discrete")
+    header = bench.header(THIRTEEN_B)
+    split = bench.part(OffloadBench).split(THIRTEEN_B, (header.n_layer + 1) // 2, n_ctx=4096)
+    cards = bench.part(OffloadBench).hardware("discrete")
     slowest = min(cards, key=lambda card: card.link_bytes_per_s or 0)
     link = slowest.link_bytes_per_s or 0
     hop_ms = split.hop_bytes / split.hops / link * 1000 + HOP_MS
@@ -105,7 +106,7 @@ def c089(bench: Bench) -> Finding:
     in some, or nowhere but free; wrong if nowhere and not free: both draw on one bandwidth and one limited pool."""
     chips = _apple(bench)
     apart = sum(chip.vram_bytes is not None for chip in chips)
-    title, share, ram = bench.gpu_share()
+    title, share, ram = bench.part(OffloadBench).gpu_share()
     free = share >= ram - SYSTEM_BYTES
     partly = "misleading" if apart or free else "wrong"
     chip, card, host = hardware.get("apple-m2"), hardware.get("rtx-4070"), hardware.get(HOST)
@@ -128,7 +129,7 @@ def c090(bench: Bench) -> Finding:
     """What the GPU of an M2 may have of 16 GiB by default. Confirmed if that is all but 2 GiB for the system;
     misleading if it may have less, which is a border that the claim says is gone; wrong if it has a memory of its
     own."""
-    title, share, ram = bench.gpu_share("apple-m2", SIXTEEN_BYTES)
+    title, share, ram = bench.part(OffloadBench).gpu_share("apple-m2", RAM_BYTES)
     own = next(chip for chip in _apple(bench) if chip.name == "apple-m2").vram_bytes is not None
     room = ram - SYSTEM_BYTES
     return Finding(
@@ -144,10 +145,10 @@ def c129(bench: Bench) -> Finding:
     graphics card beside DDR5-5600, the others in the memory they share; and on the device here, if there is one.
     Confirmed if each gives a factor of 2 or more, wrong if none does, else depends on machine."""
     n_layer = bench.header(SEVEN_B).n_layer
-    none, half, whole = (bench.split(SEVEN_B, n) for n in (0, (n_layer + 1) // 2, n_layer + 1))
-    found = {one.name: one for one in bench.hardware("discrete", "unified", "integrated")}
+    none, half, whole = (bench.part(OffloadBench).split(SEVEN_B, n) for n in (0, (n_layer + 1) // 2, n_layer + 1))
+    found = {one.name: one for one in bench.part(OffloadBench).hardware("discrete", "unified", "integrated")}
     catalogue = {name: _gain(none, whole, one) for name, one in found.items()}
-    before, after = bench.offloads("none", "all")
+    before, after = bench.part(OffloadBench).offloads("none", "all")
     here = min(before.decode_ms) / min(after.decode_ms) if before.decode_ms and after.decode_ms else None
     gains = [*catalogue.values(), *([here] if here else [])]
     much = sum(gain >= MUCH for gain in gains)
@@ -175,7 +176,7 @@ CHECKS: dict[str, Callable[[Bench], Finding]] = {
 
 
 def _apple(bench: Bench) -> list[Hardware]:
-    return [one for one in bench.hardware("unified", "discrete") if one.name.startswith("apple")]
+    return [one for one in bench.part(OffloadBench).hardware("unified", "discrete") if one.name.startswith("apple")]
 
 
 def _gain(before: Split, after: Split, device: Hardware) -> float:
