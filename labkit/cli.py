@@ -152,13 +152,13 @@ def _print_json(values: Any) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from labkit import doctor
+    from labkit.course import readiness
 
-    found = doctor.examine()
+    found = readiness.examine()
     if args.json:
         _print_json(found.to_dict())
     else:
-        print(doctor.describe(found))
+        print(found)
     return OK if found.ok else NO
 
 
@@ -220,7 +220,7 @@ _SETTINGS = ("load_mode", "repack", *_CONTEXT, "n_gpu_layers", "n_threads")
 def _measure(args: argparse.Namespace) -> int:
     from labkit import gguf, predict
     from labkit.experiments.measure import Interrupted, measure
-    from labkit.experiments.run import save
+    from labkit.experiments.recordings import labelled, save
     from labkit.models import lookup
     from labkit.settings import Settings
     from labkit.system.bandwidth import ram_bandwidth
@@ -250,7 +250,7 @@ def _measure(args: argparse.Namespace) -> int:
     except Interrupted as stopped:
         run, status = stopped.run, 130
     if args.record:
-        save([run], args.record, date=date.today().isoformat(), command=shlex.join(args.words))
+        save([labelled(run, date=date.today().isoformat(), command=shlex.join(args.words))], args.record)
     if args.json:
         print(run.to_json())
     else:

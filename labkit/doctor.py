@@ -1,4 +1,4 @@
-"""What works on this computer, and what to do about the rest."""
+"""What works on this computer: its memory, llama.cpp, the bundled model, and memory caps."""
 
 from __future__ import annotations
 
@@ -10,105 +10,63 @@ from labkit.engine import EngineInfo
 from labkit.models import lookup
 from labkit.system import caps
 from labkit.system.machine import Machine, machine
-from labkit.units import GiB, fmt_bytes
-
-
-@dataclass(frozen=True)
-class LabCheck:
-    """Whether a lab runs here (``ok``), and in one sentence what is live, recorded or missing."""
-
-    ok: bool
-    why: str
+from labkit.units import fmt_bytes
 
 
 @dataclass(frozen=True)
 class Doctor:
-    """Findings. ``labs`` has an entry for each lab that exists, by its two digits."""
+    """What was found.
+
+    Attributes:
+        model: name of the bundled model's file; None where it is missing.
+        model_problem: one sentence then, else None.
+    """
 
     machine: Machine
     engine: EngineInfo
     model: str | None
     model_problem: str | None
     caps: caps.CapMethod
-    labs: dict[str, LabCheck]
 
     @property
-    def ok(self) -> bool:
-        """Whether every lab runs."""
-        return all(check.ok for check in self.labs.values())
+    def problem(self) -> str | None:
+        """One sentence if no model can be run here, else None."""
+        return self.engine.problem or self.model_problem
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract of ``labkit doctor --json``."""
+        """As ``labkit doctor --json`` prints it, without the labs."""
         return {
             "machine": self.machine.to_dict(),
             "engine": asdict(self.engine),
             "model": self.model,
             "caps": {"how": self.caps.how, "live": self.caps.how is not None, "reason": self.caps.reason},
-            "labs": {lab: asdict(check) for lab, check in self.labs.items()},
         }
+
+    def __str__(self) -> str:
+        here = self.machine
+        ram, available = size(here.ram_bytes), size(here.available_bytes)
+        devices = ", ".join(device.name for device in self.engine.devices) or "none"
+        lines = [
+            f"machine   {ram} RAM, {size(here.limit_bytes)} usable (limit: {here.limit_by}), {available} available, "
+            f"{here.cores} cores",
+            f"profile   {here.profile} (LABKIT_PROFILE overrides)",
+            f"engine    {self.engine.problem or f'llama-cpp-python {self.engine.version}, devices: {devices}'}",
+            f"RPC       {'yes' if self.engine.rpc else 'no: this build has no RPC backend'}",
+            f"model     {self.model or self.model_problem}",
+            f"caps      {self.caps.how or 'none'}: {self.caps.reason}",
+        ]
+        return "\n".join(lines)
 
 
 def examine() -> Doctor:
     """Look at machine, engine, bundled model and memory caps; about a second, most of it importing llama_cpp."""
     here, built, cap = machine(), engine.info(), caps.available()
-    name: str | None = None
-    problem: str | None = None
     try:
-        name = lookup.bundled().name
+        return Doctor(here, built, lookup.bundled().name, None, cap)
     except lookup.ModelError as error:
-        problem = str(error)
-    return Doctor(here, built, name, problem, cap, _labs(here, built, problem, cap))
+        return Doctor(here, built, None, str(error), cap)
 
 
-def _labs(here: Machine, built: EngineInfo, problem: str | None, cap: caps.CapMethod) -> dict[str, LabCheck]:
-    blocked = built.problem or problem
-    if blocked:
-        return {lab: LabCheck(False, blocked) for lab in ("00", "01", "02", "03", "04", "05")}
-    large = (here.available_bytes or 0) >= 6 * GiB and here.profile == "full"
-    size = "a forged 7B" if large else "smaller forged models, since memory is short"
-    paging = (
-        f"caps work ({cap.how}), so the cliff and the kill are live"
-        if cap.how
-        else f"no caps ({cap.reason}), so the cliff and the kill are recorded runs"
-    )
-    death = "a cache kills under a cap" if cap.how else f"no caps ({cap.reason}), so what a cap does is a recorded run"
-    offload = (
-        "live, with a second process as the device"
-        if built.rpc
-        else "recorded runs, since this build has no RPC backend (see Troubleshooting in README.md)"
-    )
-    lock = (
-        "locking works"
-        if here.ipc_lock or here.memlock_unlimited
-        else f"up to {_size(here.memlock_bytes)} may be locked, so most locks fail softly, as the lab explains"
-    )
-    return {
-        "00": LabCheck(True, f"live, with SmolLM2 and {size}."),
-        "01": LabCheck(True, f"live, with SmolLM2 and {size}; {paging}."),
-        "02": LabCheck(True, "live, with SmolLM2, which it quantizes to eight types."),
-        "03": LabCheck(True, f"live, with SmolLM2 and dry runs of larger shapes; {death}."),
-        "04": LabCheck(True, f"{offload}."),
-        "05": LabCheck(True, f"{lock}; {'pressure is live' if cap.how else 'pressure is a recorded run'}."),
-    }
-
-
-def describe(found: Doctor) -> str:
-    """The findings as text for a terminal."""
-    here = found.machine
-    limit = f"{_size(here.limit_bytes)} usable (limit: {here.limit_by})"
-    devices = ", ".join(device.name for device in found.engine.devices) or "none"
-    rpc = "yes" if found.engine.rpc else "no: this build has no RPC backend, so lab 04 will show recorded runs"
-    lines = [
-        f"machine   {_size(here.ram_bytes)} RAM, {limit}, {_size(here.available_bytes)} available, {here.cores} cores",
-        f"profile   {here.profile} (LABKIT_PROFILE overrides)",
-        f"engine    {found.engine.problem or f'llama-cpp-python {found.engine.version}, devices: {devices}'}",
-        f"RPC       {rpc}",
-        f"model     {found.model or found.model_problem}",
-        f"caps      {found.caps.how or 'none'}: {found.caps.reason}",
-    ]
-    lines += [f"lab {lab}    {'ok' if check.ok else 'NO'}: {check.why}" for lab, check in sorted(found.labs.items())]
-    return "\n".join(lines)
-
-
-def _size(value: int | None) -> str:
+def size(value: int | None) -> str:
+    """Bytes as text; ``unknown`` for None."""
     return "unknown" if value is None else fmt_bytes(value)

@@ -1,7 +1,8 @@
 """What the labs' folders offer, found by looking: a lab is a folder ``labNN`` with any of these modules in it.
 
-``figures`` (pictures), ``panels`` (controls), ``exercises`` (checks of answers) and ``claims`` (checks of claims). Each
-names what it offers in ``__all__``; ``claims`` offers ``CHECKS``. No list is kept elsewhere.
+``figures`` (pictures), ``panels`` (controls), ``exercises`` (checks of answers), ``claims`` (checks of claims) and
+``needs`` (what it wants of a computer). Each names what it offers in ``__all__``; ``claims`` offers ``CHECKS``, ``needs``
+offers ``check``. No list is kept elsewhere.
 """
 
 from __future__ import annotations
