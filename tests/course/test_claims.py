@@ -15,6 +15,7 @@ from support.claim_runs import Counting, fake_run, set_machine
 from labkit.course import claims
 from labkit.course.claims import Settled
 from labkit.course.claims.bench import Bench
+from labkit.course.claims.rules import checks
 from labkit.course.claims.terms import SEVEN_B
 from labkit.course.lab01.bench import ONE_B
 from labkit.experiments.run import LayerStep
@@ -70,7 +71,7 @@ def test_a_recorded_run_serves_only_where_none_can_be_measured() -> None:
 def test_unknown_claims_are_refused_and_later_labs_named() -> None:
     with pytest.raises(ValueError, match="ids run from C001 to C130"):
         claims.settle("C999")
-    later = next(claim for claim in claims.all() if claim.id not in claims.checks())
+    later = next(claim for claim in claims.all() if claim.id not in checks())
     (row,) = claims.settle(later.id.lower(), bench=ToldBench())
     evidence = f"Not settled here: lab {later.lab} settles it."
     assert (row.id, row.verdict, row.evidence) == (later.id, "open", evidence)
@@ -95,7 +96,9 @@ def test_records_merge_and_open_replaces_nothing(tmp_path: Path) -> None:
 
 
 def test_a_lab_settles_its_claims_and_keeps_the_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "settle", lambda *ids, **how: tuple(replace(ROW, id=name) for name in ids))
+    monkeypatch.setattr(
+        "labkit.course.claims.commands.settle", lambda *ids, **how: tuple(replace(ROW, id=name) for name in ids)
+    )
     shown = claims.settle_lab("05")
     assert [row.id for row in shown.rows] == [claim.id for claim in claims.all() if claim.lab == "05"] != []
     assert list(claims.recorded().values()) == list(shown.rows)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from labkit import gguf
 from labkit.course.claims import libraries
 from labkit.course.claims.unsettled import Unsettled, or_unsettled
-from labkit.experiments import run as runs_file
+from labkit.experiments import recordings
 from labkit.experiments.child.task import TaskError
 from labkit.experiments.dry_run import Planned, dry_runs
 from labkit.experiments.measure import measure
@@ -147,7 +147,7 @@ class Bench:
             files = sorted(data_path("runs").glob("*.json"))
         except FileNotFoundError:
             files = []
-        return self._given_recorded + [run for path in files for run in runs_file.load(path)]
+        return self._given_recorded + [run for path in files for run in recordings.load(path)]
 
     def path(self, model: str) -> Path:
         """The file of a model; a forged one is written first.

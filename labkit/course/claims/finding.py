@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from labkit.course.claims.ledger import Figure
@@ -25,12 +23,6 @@ class Finding:
 
 
 Check = Callable[["Bench"], Finding]
-
-
-def checks_in(*modules: ModuleType) -> dict[str, Check]:
-    """The checks in these modules by the id of their claim: the functions ``c001``, ``c002`` and so on."""
-    found = {name: check for module in modules for name, check in vars(module).items() if re.fullmatch(r"c\d{3}", name)}
-    return {name.upper(): found[name] for name in sorted(found)}
 
 
 class Figures:

@@ -15,13 +15,13 @@ from support.claim_rules import ToldBench, assert_can_say_more_than_one_thing, a
 from labkit.course import claims, offers
 from labkit.course.claims.bench import Bench
 from labkit.course.claims.phases import read_share
+from labkit.course.claims.rules import checks
 from labkit.course.claims.terms import PAGED
 from labkit.course.lab05 import bench as lab05_bench
 from labkit.course.lab05.bench import LOCK, LOOSE, LockBench, is_locked
 from labkit.course.lab05.claims import CHECKS
-from labkit.experiments import run as runs_file
+from labkit.experiments import recordings
 from labkit.experiments.run import Run
-from labkit.files import data_path
 from labkit.settings import Settings
 from labkit.system import caps
 from labkit.units import GiB, MiB
@@ -30,7 +30,7 @@ from labkit.units import GiB, MiB
 @cache
 def kept() -> tuple[Run, ...]:
     """The recorded runs: mapped and locked with pages dropped, denied, and three under one cap."""
-    return runs_file.load(data_path("runs/locked.json"))
+    return recordings.recorded("locked")
 
 
 def changed(run: Run, *, read: int | None = None, locked: int | None = None, **changes: Any) -> Run:
@@ -122,7 +122,7 @@ def test_each_claim_of_lab_05_has_a_check_that_can_say_more_than_one_thing() -> 
 
 def test_the_ledger_has_the_checks_of_each_lab_once() -> None:
     labs = [module.CHECKS for module in offers.modules("claims")]
-    assert sum(map(len, labs)) == len(claims.checks())  # none stands in two labs
+    assert sum(map(len, labs)) == len(checks())  # none stands in two labs
     assert sum(map(len, labs)) == len(set().union(*labs))
 
 
