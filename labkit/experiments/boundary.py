@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit import gguf, predict
 from labkit.engine import cpu_features
-from labkit.experiments import dry_run, run
+from labkit.experiments import dry_run, recordings
 from labkit.experiments.measure import measure
 from labkit.experiments.run import Run
 from labkit.models import lookup
@@ -166,17 +166,11 @@ def recorded(load_mode: str = "mmap+mlock", *, type_k: str = "f16") -> Boundary:
     Raises:
         FileNotFoundError: there is none of this kind.
     """
-    runs = [r for r in run.recorded("boundary") if (r.settings.load_mode, r.settings.type_k) == (load_mode, type_k)]
+    kept = recordings.recorded("boundary")
+    runs = [run for run in kept if (run.settings.load_mode, run.settings.type_k) == (load_mode, type_k)]
     if not runs:
         raise FileNotFoundError(f"no search with {load_mode} and a cache of {type_k} was recorded.")
-    label = runs[0].recorded or {}
-    found = Boundary(None, None, label["predicted_boundary_bytes"], ())
-    for made in runs:
-        found = _with(found, made)
-    return replace(found, recorded=f"recorded on {label.get('machine')}, {label.get('date')}")
-
-
-def labelled(found: Boundary, *, date: str, command: str) -> list[Run]:
-    """The search's runs, small enough to keep."""
-    also = {"predicted_boundary_bytes": found.predicted_bytes}
-    return [replace(r, samples=(), phases=()).record(date=date, command=command, **also) for r in found.runs]
+    found = Boundary(None, None, (runs[0].recorded or {})["predicted_boundary_bytes"], ())
+    for run in runs:
+        found = _with(found, run)
+    return replace(found, recorded=recordings.origin(runs[0]))

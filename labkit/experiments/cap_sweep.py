@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 from labkit import gguf, predict
-from labkit.experiments import run
+from labkit.experiments import recordings
 from labkit.experiments.measure import measure
 from labkit.experiments.run import Run
 from labkit.models import lookup
@@ -109,21 +107,6 @@ def recorded() -> Sweep:
     Raises:
         FileNotFoundError: the file is not installed.
     """
-    free, *runs = run.recorded("cliff")
-    label = free.recorded or {}
+    free, *runs = recordings.recorded("cliff")
     needed = free.predicted.mapped_bytes + free.predicted.rss_anon_bytes
-    where = f"recorded on {label.get('machine')}, {label.get('date')}"
-    return Sweep(free, tuple(runs), needed, label.get("disk_bytes_per_s"), where)
-
-
-def record(folder: Path) -> None:
-    """Write ``cliff.json`` and ``killed.json`` anew, from this machine. For those who maintain the recorded runs."""
-    today = date.today().isoformat()
-    made = cap_sweep(repack=False, n_threads=1)
-    if made.recorded:
-        raise OSError("no memory cap is possible here, so there is nothing to record.")
-    command = "labkit.experiments.cap_sweep.record"
-    also = {"disk_bytes_per_s": made.disk_bytes_per_s}
-    run.save([made.free, *made.runs], folder / "cliff.json", date=today, command=command, **also)
-    killed = measure(MODEL, load_mode="none", repack=False, n_threads=1, cap=made.runs[-1].cap_bytes)
-    run.save([killed], folder / "killed.json", date=today, command=command)
+    return Sweep(free, tuple(runs), needed, (free.recorded or {}).get("disk_bytes_per_s"), recordings.origin(free))

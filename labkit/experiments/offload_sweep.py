@@ -12,10 +12,10 @@ from typing import Any
 
 from labkit import gguf
 from labkit.engine import cpu_features
+from labkit.experiments import recordings
 from labkit.experiments.device import problem
 from labkit.experiments.measure import measure
-from labkit.experiments.run import Run, save
-from labkit.experiments.run import recorded as load_recorded
+from labkit.experiments.run import Run
 from labkit.gguf import Header
 from labkit.models import lookup
 from labkit.models.forge import header_bytes
@@ -25,8 +25,6 @@ from labkit.predict.offload_speed import Speeds, calibrate, offload_ms
 from labkit.progress import Progress, bar
 from labkit.settings import LOOPBACK, Settings, SettingsError
 from labkit.system.machine import machine
-
-RECORDED = (0, 1, 4, 8, 12, 16, 17)  # of 16 blocks and the output layer
 
 
 @dataclass(frozen=True)
@@ -148,19 +146,11 @@ def offload_sweep(
 def recorded() -> OffloadSweep:
     """The sweep that comes with the kit: Llama 3.2 1B Q4_K_M."""
     runs: dict[int, list[Run]] = {}
-    for run in load_recorded("offload"):
+    for run in recordings.recorded("offload"):
         runs.setdefault(run.settings.n_gpu_layers, []).append(run)
-    label = run.recorded or {}
     header = gguf.read_header(header_bytes(*run.model.name.split(":")))
-    sweep = predicted(header, runs, cpu_features=label.get("cpu_features", ()))
-    return replace(sweep, recorded=f"recorded on {label.get('machine')}, {label.get('date')}")
-
-
-def record(path: Path, *, date: str) -> None:
-    """Write ``offload.json`` anew, from this machine. For those who maintain the recorded runs."""
-    sweep = offload_sweep("llama-3.2-1b:Q4_K_M", layers=RECORDED, n_threads=1)
-    runs = [replace(run, samples=(), layers=()) for point in sweep.points for run in point.runs]
-    save(runs, path, date=date, command="offloadsweep.record", cpu_features=sorted(cpu_features() or ()))
+    sweep = predicted(header, runs, cpu_features=(run.recorded or {}).get("cpu_features", ()))
+    return replace(sweep, recorded=recordings.origin(run))
 
 
 def predicted(

@@ -7,16 +7,15 @@ on equal terms, and loses to a locked one.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from threading import Event
 from typing import Any
 
-from labkit.experiments import boundary, run
+from labkit.experiments import recordings
 from labkit.experiments.ballast import FILL_S, KINDS, RATE, Ballast, PressureError
 from labkit.experiments.boundary import Boundary, find_boundary
 from labkit.experiments.measure import measure
@@ -297,56 +296,16 @@ def recorded(load_mode: str, *, kind: str = "file", inside: bool = True, idle: b
     Raises:
         FileNotFoundError: there is none.
     """
-    for made in run.recorded("pressure"):
-        label = dict(made.recorded or {})
-        about = label.get("pressure", {})
-        if (made.settings.load_mode, about["kind"], about["inside"], about["idle_s"] > 0) == (
-            load_mode,
-            kind,
-            inside,
-            idle,
-        ):
-            where = f"recorded on {label.get('machine')}, {label.get('date')}"
-            return Pressured(run=made, **{**about, "steps": tuple(Step(*s) for s in about["steps"])}, recorded=where)
+    wanted = (load_mode, kind, inside, idle)
+    for run in recordings.recorded("pressure"):
+        kept = (run.recorded or {})["pressure"]
+        if (run.settings.load_mode, kept["kind"], kept["inside"], kept["idle_s"] > 0) == wanted:
+            steps = tuple(Step(*step) for step in kept["steps"])
+            return Pressured(run=run, **{**kept, "steps": steps}, recorded=recordings.origin(run))
     raise FileNotFoundError(f"no run of {load_mode} beside such a ballast was recorded, and no cap is possible here.")
 
 
-def labelled(made: Pressured, *, date: str, command: str) -> Run:
-    """The run with everything about the pressure in its label, small enough to keep."""
-    about = {name: value for name, value in vars(made).items() if name not in ("run", "recorded", "steps")}
-    about["steps"] = [[s.stage, round(s.ms, 3), s.major_faults, s.read_bytes] for s in made.steps]
-    return replace(made.run, samples=()).record(date=date, command=command, pressure=about)
-
-
-def record(folder: Path, *, date: str) -> tuple[list[Pressured], list[Boundary]]:
-    """Write ``pressure.json`` and ``boundary.json`` anew, from this machine. For those who maintain the recorded runs.
-
-    Raises:
-        OSError: no cap is possible here, or a run was disturbed.
-    """
-    if caps.available().how is None:
-        raise OSError("no memory cap is possible here, so there is nothing to record.")
-    same: dict[str, Any] = {"repack": False, "n_threads": 1, "progress": lambda share, text: None}
-    beside: list[dict[str, Any]] = [
-        {"ballast": BALLAST},
-        {"ballast": BALLAST, "idle_s": IDLE_S, "tokens": 8},
-        {"ballast": ANONYMOUS, "kind": "anonymous", "tokens": 8},
-    ]
-    modes = ("mmap", "mmap+mlock", "none")
-    made = [pressured(MODEL, cap=CAP, load_mode=mode, **one, **same) for one in beside for mode in modes]
-    made.append(pressured(MODEL, cap=CAP, ballast=BALLAST, inside=False, load_mode="mmap", **same))
-    looked = [
-        find_boundary(MODEL.removesuffix(":filled"), n_ctx=4096, type_k=kv, type_v=kv, **same) for kv in ("f16", "q8_0")
-    ]
-    for problem in [m.run.caution for m in made] + [found.reason for found in looked]:
-        if problem:
-            raise OSError(f"this run cannot be recorded: {problem}")
-    command = "labkit.experiments.pressure.record"
-    # ``save`` would write its own label over these.
-    _write(folder / "pressure.json", [labelled(m, date=date, command=command) for m in made])
-    _write(folder / "boundary.json", [r for f in looked for r in boundary.labelled(f, date=date, command=command)])
-    return made, looked
-
-
-def _write(path: Path, runs: list[Run]) -> None:
-    path.write_text("[\n" + ",\n".join(json.dumps(r.to_dict()) for r in runs) + "\n]\n", encoding="utf-8")
+def about(made: Pressured) -> dict[str, Any]:
+    """What ``recorded`` needs beside the run, for its label: everything but the run, steps as short lists."""
+    kept = {name: value for name, value in vars(made).items() if name not in ("run", "recorded", "steps")}
+    return {**kept, "steps": [[s.stage, round(s.ms, 3), s.major_faults, s.read_bytes] for s in made.steps]}

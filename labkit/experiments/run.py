@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from labkit.engine.log import Buffer
-from labkit.files import data_path
 from labkit.predict import Predicted
 from labkit.settings import Settings
 from labkit.units import fmt_bytes, fmt_ms
@@ -231,12 +229,6 @@ class Run:
         """A Run from ``to_json``'s text."""
         return cls.from_dict(json.loads(text))
 
-    def record(self, *, date: str, command: str, **also: Any) -> Run:
-        """The run as it may be kept and shown elsewhere: labelled, without this machine's path, at most 100 samples."""
-        step = -(-len(self.samples) // 100) or 1
-        label = {"machine": self.machine.get("cpu_name"), "date": date, "command": command, **also}
-        return replace(self, samples=self.samples[::step], recorded=label, model=replace(self.model, path=""))
-
     def __repr__(self) -> str:
         m = self.measured
         name = f"{self.model.name}, {self.settings.load_mode}{'' if self.settings.repack else ', repack off'}"
@@ -248,29 +240,3 @@ class Run:
         why = "" if self.ok else f", {self.reason}"
         memory = f"{fmt_bytes(m.rss_anon_bytes)} anonymous + {fmt_bytes(m.rss_file_bytes)} file"
         return f"Run({name}: {self.outcome}, {memory}{speed}{why})"
-
-
-def save(runs: Iterable[Run], path: str | Path, *, date: str, command: str, **also: Any) -> None:
-    """Write runs to one file, labelled with machine, date, command and whatever else is given."""
-    rows = [run.record(date=date, command=command, **also).to_dict() for run in runs]
-    Path(path).write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
-
-
-def load(path: str | Path) -> tuple[Run, ...]:
-    """Read runs that ``save`` wrote, or the one that ``labkit measure --json`` printed.
-
-    Raises:
-        ValueError: the file holds something else.
-        OSError: it cannot be read.
-    """
-    rows = json.loads(Path(path).read_text(encoding="utf-8"))
-    return tuple(Run.from_dict(row) for row in (rows if isinstance(rows, list) else [rows]))
-
-
-def recorded(name: str) -> tuple[Run, ...]:
-    """Runs made elsewhere that come with the kit (``datasets/runs/NAME.json``); each says where and when.
-
-    Raises:
-        FileNotFoundError: there are none of this name.
-    """
-    return load(data_path(f"runs/{name}.json"))

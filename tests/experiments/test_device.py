@@ -24,7 +24,8 @@ from labkit.engine.log import LOG_RESOLUTION_BYTES, no_room
 from labkit.experiments import device
 from labkit.experiments.device import DeviceError, Loopback
 from labkit.experiments.measure import measure
-from labkit.experiments.run import Run, recorded
+from labkit.experiments.recordings import recorded
+from labkit.experiments.run import Run
 from labkit.models.forge import forge
 from labkit.settings import SettingsError
 from labkit.system.machine import machine

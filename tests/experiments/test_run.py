@@ -1,22 +1,15 @@
-"""Records of measurements: JSON and back, labels for use elsewhere, and what is not one."""
+"""Records of measurements: JSON and back, questions to one, and what is not one."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.full_run import MEASURED, REFUSED, RUN
 
-from labkit.experiments.run import (
-    OUTCOMES,
-    SCHEMA,
-    Run,
-    load,
-    save,
-)
+from labkit.experiments.run import OUTCOMES, SCHEMA, Run
 from labkit.settings import Settings
 from labkit.units import MiB
 
@@ -70,20 +63,6 @@ def test_in_a_notebook_a_run_is_one_line() -> None:
     assert repr(REFUSED) == "Run(smollm2, mmap: refused, there is no room.)"
 
 
-@pytest.mark.parametrize("n", [0, 1, 99, 100, 101, 199, 200, 250, 10_000])
-def test_a_recorded_run_is_labelled_small_and_without_a_path(n: int, tmp_path: Path) -> None:
-    run = replace(RUN, samples=tuple(replace(RUN.samples[0], t_s=float(i)) for i in range(n)))
-    save([run, REFUSED], tmp_path / "runs.json", date="2026-11-29", command="labkit measure smollm2")
-    first, second = load(tmp_path / "runs.json")
-    assert first.recorded == {"machine": "AMD EPYC", "date": "2026-11-29", "command": "labkit measure smollm2"}
-    assert first.model.path == second.model.path == ""
-    assert min(n, 50) <= len(first.samples) <= 100
-    assert first.samples[:1] == run.samples[:1]
-    assert [s.t_s for s in first.samples] == sorted({s.t_s for s in first.samples})
-    assert replace(first, samples=run.samples, model=run.model, recorded=None) == run
-    assert "/home/learner" not in (tmp_path / "runs.json").read_text()
-
-
 def wrong(change: dict[str, Any]) -> str:
     return json.dumps({**json.loads(RUN.to_json()), **change})
 
@@ -109,15 +88,3 @@ def test_what_is_no_run_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError) as error:
         Run.from_json(text)
     assert str(error.value).startswith(message)
-
-
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    for text in ('{"schema": 2}', "[1]", "null", '{"a": 1}'):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=r"^this (is not a|run has schema 2)"):
-            load(path)
-    path.write_text(RUN.to_json())
-    assert load(path) == (RUN,)
-    with pytest.raises(FileNotFoundError):
-        load(tmp_path / "missing.json")
