@@ -16,7 +16,8 @@ from support.small import small
 from labkit import cli, engine
 from labkit.experiments import device, dry_run
 from labkit.experiments.measure import Interrupted, measure
-from labkit.experiments.run import Run, load
+from labkit.experiments.recordings import load
+from labkit.experiments.run import Run
 from labkit.gguf import read_header
 from labkit.models import shapes
 from labkit.models.forge import forge, header_bytes
