@@ -1,4 +1,4 @@
-"""Quantize to a chosen type and see what it costs."""
+"""A panel that quantizes a model and measures what that costs."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ipywidgets as widgets
-
 from labkit.course import figures
-from labkit.course.panelkit import WIDE, Runner, image, say
+from labkit.course.panelkit import Panel, Runner, check, choice
 from labkit.progress import Progress
 from labkit.quant.imatrix import Imatrix
 from labkit.quant.quality import quality
 from labkit.quant.quantize import quantize
 from labkit.units import fmt_bytes
 
-__all__ = ["WhatItCosts"]
+TOKENS = 256
 
 
-class WhatItCosts:
-    """Choose a file type, quantize to it, and see what it costs: divergence from the reference against size.
+class WhatItCosts(Panel):
+    """Choose a file type, quantize to it, and see its divergence from the reference against its size.
 
     Args:
         reference: the file to quantize from, and to compare with.
-        rows: what is known already; a new measurement of the same type takes its place.
-        imatrix: the importance matrix that the checkbox turns on; None leaves it off.
+        quants: file types to choose from.
+        rows: measured already; a new measurement of the same type replaces the earlier one.
+        imatrix: the importance matrix that the checkbox turns on; None disables the checkbox.
     """
 
     def __init__(
@@ -39,28 +38,25 @@ class WhatItCosts:
     ) -> None:
         self._reference, self._imatrix = reference, imatrix
         self.rows = {row.label: row for row in rows}
-        self.quant = widgets.Dropdown(options=list(quants), description="file type", style=WIDE)
-        self.matrix = widgets.Checkbox(
-            value=False, description="importance matrix", indent=False, disabled=imatrix is None
-        )
-        self.image = image()
-        self.runner = Runner("Run", self._judge)
-        self._draw()
-        self.view = widgets.VBox([widgets.HBox([self.quant, self.matrix]), self.runner.row, self.image])
+        self.quant = choice("file type", quants)
+        self.matrix = check("importance matrix", value=False, disabled=imatrix is None)
+        self.runner = Runner("Run", self._measure)
+        super().__init__([self.quant, self.matrix], self.runner.row)
+        self.redraw()
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        return self.view._repr_mimebundle_(**options)
-
-    def _judge(self, progress: Progress, cancel: threading.Event) -> None:
+    def _measure(self, progress: Progress, cancel: threading.Event) -> None:
         matrix = self._imatrix if self.matrix.value else None
         how: dict[str, Any] = {"progress": progress, "cancel": cancel}
         made = quantize(self._reference, self.quant.value, imatrix=matrix, **how)
-        found = quality(made.path, self._reference, tokens=256, **how)
+        found = quality(made.path, self._reference, tokens=TOKENS, **how)
         label = f"{made.quant} with imatrix" if matrix else made.quant
         self.rows[label] = figures.BitRow(label, made.file_bytes, found.kld_mean)
-        self._draw()
-        self.runner.state.value = say(f"{label}: {fmt_bytes(made.file_bytes)}, divergence {found.kld_mean:.4f}")
+        self.redraw()
+        self.runner.write("ok")
+        self.write(
+            f"{label}: {fmt_bytes(made.file_bytes)}, divergence {found.kld_mean:.4f} nats over {found.n_tokens} tokens"
+        )
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
         if self.rows:
-            self.image.value = figures.png(figures.what_a_bit_buys(list(self.rows.values())))
+            self.show(figures.what_a_bit_buys(list(self.rows.values())))
