@@ -36,7 +36,8 @@ LIBRARY: dict[str, tuple[str, ...]] = {
 COURSE: dict[str, tuple[str, ...]] = {
     "course": tuple(LIBRARY),
     "course.labNN": (*LIBRARY, "course"),
-    "cli": (*LIBRARY, "course"),
+    "commands": (*LIBRARY, "course"),
+    "cli": ("commands",),
 }
 MAY_IMPORT = {**{name: () for name in ROOT}, **LIBRARY, **COURSE}
 
@@ -112,7 +113,7 @@ def test_importing_labkit_is_light() -> None:
 
 
 def test_importing_a_module_of_the_library_is_light() -> None:
-    names = [name.removesuffix(".__init__") for name in FILES if home(name) in (*ROOT, *LIBRARY, "cli")]
+    names = [name.removesuffix(".__init__") for name in FILES if home(name) in (*ROOT, *LIBRARY, "commands", "cli")]
     names = [name for name in names if not re.search(r"_os\.|\b__(init|main)__$", name)]
     code = f"""
 import importlib, sys
