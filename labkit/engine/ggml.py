@@ -10,28 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine import EngineError, library
+from labkit.engine.internals.type_traits import decoder
 from labkit.gguf.types import TYPES
-
-
-class _Traits(ctypes.Structure):
-    """The head of ``struct ggml_type_traits`` in ggml/include/ggml.h, as far as it is needed."""
-
-    _fields_ = (
-        ("type_name", ctypes.c_char_p),
-        ("blck_size", ctypes.c_int64),
-        ("blck_size_interleave", ctypes.c_int64),
-        ("type_size", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
-    )
 
 
 @cache
 def _base() -> ctypes.CDLL:
+    """The library ggml-base, with the signatures of the functions used here."""
     lib = library("ggml-base")
     if lib is None:
-        raise EngineError("ggml's library is not installed: run `uv sync`, or install llama-cpp-python.")
-    lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
+        raise EngineError("the library of ggml is not installed: run `uv sync`, or install llama-cpp-python.")
     lib.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
     lib.ggml_quantize_chunk.restype = ctypes.c_size_t
     lib.ggml_quantize_chunk.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
@@ -42,18 +30,18 @@ def decode(type_name: str, data: NDArray[np.uint8] | bytes) -> NDArray[np.float3
     """Weights of whole blocks, as ggml computes them (``ggml_type_traits.to_float``), shape (n_weights,).
 
     Raises:
-        EngineError: there is no engine, or ggml cannot decode this type.
+        EngineError: llama-cpp-python is not installed, or ggml does not decode this type.
         ValueError: not a whole number of blocks.
     """
     kind = TYPES[type_name]
     raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.ascontiguousarray(data, np.uint8).reshape(-1)
     if raw.size % kind.block_bytes:
         raise ValueError(f"{raw.size} bytes are no whole number of {type_name} blocks of {kind.block_bytes} bytes.")
-    traits = _base().ggml_get_type_traits(kind.id).contents
-    if traits.type_size != kind.block_bytes or not traits.to_float:
-        raise EngineError(f"this build of ggml does not decode {type_name}.")
+    to_float = decoder(_base(), kind)
+    if to_float is None:
+        raise EngineError(f"ggml has no function that decodes {type_name}.")
     weights = np.empty(raw.size // kind.block_bytes * kind.block_elems, np.float32)
-    traits.to_float(raw.ctypes.data, weights.ctypes.data, weights.size)
+    to_float(raw.ctypes.data, weights.ctypes.data, weights.size)
     return weights
 
 
@@ -65,7 +53,7 @@ def encode(type_name: str, rows: NDArray[Any], *, importance: NDArray[Any] | Non
         importance: how much each column matters, shape (row_length,); None counts all alike.
 
     Raises:
-        EngineError: there is no engine.
+        EngineError: llama-cpp-python is not installed.
         ValueError: the rows are no whole number of blocks, or the type needs ``importance``.
     """
     kind = TYPES[type_name]
@@ -76,8 +64,8 @@ def encode(type_name: str, rows: NDArray[Any], *, importance: NDArray[Any] | Non
     base = _base()
     if importance is None and base.ggml_quantize_requires_imatrix(kind.id):
         raise ValueError(f"{type_name} needs an importance for each column.")
-    matters = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
     data = np.empty(n_rows * length // kind.block_elems * kind.block_bytes, np.uint8)
-    pointer = None if matters is None else matters.ctypes.data
+    pointer = None if weights is None else weights.ctypes.data
     base.ggml_quantize_chunk(kind.id, x.ctypes.data, data.ctypes.data, 0, n_rows, length, pointer)
     return data

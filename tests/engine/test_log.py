@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.engine.internals.slot_maps import EMPTY, SHARED, SlotMap, parse_slot_maps
 from labkit.engine.log import (
     LOG_RESOLUTION_BYTES,
     Buffer,
@@ -122,42 +121,6 @@ def test_other_lines_give_nothing():
     ]
     assert parse_buffers(noise) == () and parse_kv(noise) == () and parse_recurrent(noise) == 0
     assert parse_buffers([]) == ()
-
-
-def slot_lines(owners: list[str], positions: list[int], *, used: int, head: int, stream: int = 0) -> list[str]:
-    """What llama_kv_cache::find_slot logs with LLAMA_KV_CACHE_DEBUG=3, as it formats it."""
-    size = len(owners)
-    first = "".join(cell + (" *\n" if i % 256 == 255 else "") for i, cell in enumerate(owners))
-    second = ""
-    for i, position in enumerate(positions):
-        second += f"{'.' if position < 0 else position:<5}" + (" *" if i % 256 == 255 else "")
-        second += "\n" if i % 64 == 63 else ""
-    text = (
-        f"find_slot: stream[{stream}], n = {size:5d}, used = {used:5d}, head = {head:5d}, size = {size:5d}, "
-        f"n_swa = {0:5d}\n\n{first}\n\n{second}\nfind_slot: stream[{stream}] min[0] =     0, max[0] =     9\n"
-    )
-    return text.split("\n")
-
-
-def test_a_map_of_cells():
-    owners = ["0"] * 3 + ["M"] * 2 + ["."] + ["7"] * 300 + ["."] * 206
-    positions = [0, 1, 2, 3, 4, -1, *range(12_345, 12_645), *[-1] * 206]
-    lines = slot_lines(owners, positions, used=305, head=306, stream=2)
-    map_ = SlotMap(2, 305, 306, (0, 0, 0, SHARED, SHARED, EMPTY, *[7] * 300, *[EMPTY] * 206), tuple(positions))
-    assert parse_slot_maps(["init: something else", *lines]) == (map_,)
-    assert parse_slot_maps([*lines, *lines]) == (map_, map_)
-    assert parse_slot_maps(LOAD) == ()
-
-
-@pytest.mark.parametrize(
-    ("owner", "position", "n_lines"),
-    [("10", 0, None), ("0", 100_000, None), ("0", 0, 4), ("0", 0, 1)],
-    ids=["sequence of two digits", "position of six digits", "cut in its rows", "only the first line"],
-)
-def test_a_map_that_cannot_be_told_apart_is_refused(owner: str, position: int, n_lines: int | None):
-    lines = slot_lines([owner, *["."] * 255], [position, *[-1] * 255], used=1, head=1)
-    with pytest.raises(ValueError, match=r"^llama\.cpp's map of its cells cannot be read"):
-        parse_slot_maps(lines[:n_lines])
 
 
 @pytest.mark.parametrize(

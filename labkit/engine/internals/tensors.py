@@ -1,6 +1,6 @@
 """Look into a tensor of llama.cpp's computation graph from Python.
 
-ggml exports no getters for a tensor's operation and sources, so they are read at their places in `struct ggml_tensor`
+ggml exports no getters for a tensor's operation and sources, so they are read at their places in ``struct ggml_tensor``
 (ggml/include/ggml.h at 0c1e57098). ``Reader`` first tries this on tensors it makes itself and refuses if they differ.
 """
 
@@ -13,15 +13,13 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from labkit.engine.internals import LayoutError
+
 _NUMPY = {0: np.dtype("f4"), 26: np.dtype("i4")}  # GGML_TYPE_F32, GGML_TYPE_I32
 
 
-class LayoutError(RuntimeError):
-    """This build of ggml keeps its tensors differently; the message says what to do."""
-
-
 class _Tensor(ctypes.Structure):
-    """The first fields of `struct ggml_tensor`."""
+    """The first fields of ``struct ggml_tensor``."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -112,7 +110,7 @@ class Reader:
         return is_matrix and name.startswith("blk.") and name.endswith(".weight")
 
     def multiplied(self, tensor: int) -> tuple[str, NDArray[np.float32], NDArray[np.int32], int]:
-        """What such a weight is multiplied by (`IMatrixCollector::collect_imatrix` in tools/imatrix/imatrix.cpp).
+        """What such a weight is multiplied by (``IMatrixCollector::collect_imatrix`` in tools/imatrix/imatrix.cpp).
 
         Returns:
             The weight's name; the rows, shape (n, ne0); for each row the expert it goes to, shape (n,); the number of

@@ -36,11 +36,10 @@ def main() -> int:
 
     module, _, name = request["function"].partition(":")
     from labkit.engine import EngineError
-    from labkit.engine.internals.tensors import LayoutError
 
     try:
         result = getattr(import_module(module), name)(request["job"], send)
-    except (EngineError, LayoutError, OSError, ValueError, MemoryError) as error:
+    except (EngineError, OSError, ValueError, MemoryError) as error:
         send("error", reason=str(error) or type(error).__name__)
         return 1
     send("done", result=result)
