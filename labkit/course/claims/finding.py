@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,39 +26,49 @@ Check = Callable[["Bench"], Finding]
 
 
 class Figures:
-    """Figures for a ``Finding``: each is written once, and its name says in which unit the sentence shows it.
+    """The figures of one finding, kept where its sentence shows them, so that each is written once.
 
-    ``n = Figures(kv_bytes=4096)`` makes ``n.values["kv_bytes"]`` 4096 and ``f"{n.kv_bytes}"`` the text ``4.00 KiB``. A
-    format specification replaces the unit's own, as in ``f"{n.saved_share:.1%}"``.
-
-    Raises:
-        AttributeError: there is no figure of that name.
+    With ``show = Figures()``, ``f"{show(kv_bytes=4096)}"`` is ``4.00 KiB``, in the unit that the name ends with, and
+    ``show.values["kv_bytes"]`` is 4096. A format specification replaces the unit: ``f"{show(saved_share=0.25):.1%}"``.
     """
 
-    def __init__(self, **values: Figure) -> None:
-        self.values = values
+    def __init__(self) -> None:
+        self.values: dict[str, Figure] = {}
 
-    def __getattr__(self, name: str) -> _Shown:
-        values: dict[str, Figure] = self.__dict__.get("values", {})
-        if name not in values:
-            raise AttributeError(f"there is no figure {name!r}")
-        return _Shown(name, values[name])
+    def __call__(self, **figure: Figure) -> Shown:
+        """Keep one figure, and return it for the sentence."""
+        ((name, value),) = figure.items()
+        self.keep(**figure)
+        return Shown(name, value)
+
+    def finding(self, verdict: str, evidence: str) -> Finding:
+        """What the check found, with the figures that were kept."""
+        return Finding(verdict, evidence, self.values)
+
+    def keep(self, **figures: Figure) -> None:
+        """Keep figures that the sentence does not show, or shows in another way; a truth value as yes or no."""
+        self.values |= {name: _yes(value) if isinstance(value, bool) else value for name, value in figures.items()}
 
 
 @dataclass(frozen=True)
-class _Shown:
+class Shown:
+    """A figure that is text in a sentence."""
+
     name: str
     value: Figure
 
+    def __str__(self) -> str:
+        return in_unit(self.name, self.value)
+
     def __format__(self, spec: str) -> str:
-        return format(self.value, spec) if spec else in_unit(self.name, self.value)
+        return format(self.value, spec) if spec else str(self)
 
 
 def in_unit(name: str, value: Figure) -> str:
     """A figure as text, in the unit that its name ends with.
 
-    Bytes in KiB, MiB or GiB; times in ms or s; a share in per cent, below 1 % with two decimals. Other numbers have a
-    comma from 10,000 on. Text stays as it is.
+    Bytes in KiB, MiB or GiB; times in ms or s; a share in per cent, below 1 % with two decimals. Whole numbers have
+    commas from 10,000 on. Text stays as it is.
     """
     if isinstance(value, str):
         return value
@@ -70,6 +80,16 @@ def in_unit(name: str, value: Figure) -> str:
         return fmt_ms(value if name.endswith("_ms") else 1000 * value)
     if name.endswith("_share"):
         return f"{value:.0%}" if value == 0 or abs(value) >= 0.01 else f"{value:.2%}"
-    if isinstance(value, int) and abs(value) >= 10_000:
-        return f"{value:,}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if abs(value) >= 10_000 else str(value)
+
+
+def joined(texts: Iterable[str], last: str = "and") -> str:
+    """Texts in one phrase: ``a, b and c``."""
+    *most, end = texts
+    return f"{', '.join(most)} {last} {end}" if most else end
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

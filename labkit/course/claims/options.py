@@ -1,10 +1,10 @@
-"""Options looked up in llama.cpp's installed libraries, and how to tell of them."""
+"""Options looked up in llama.cpp's installed libraries, and how a sentence lists them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.course.claims.ledger import Figure
+from labkit.course.claims.finding import Figures, joined
 
 if TYPE_CHECKING:
     from labkit.course.claims.bench import Bench
@@ -20,11 +20,19 @@ def look_up(bench: Bench, *names: str) -> dict[str, bool]:
     return {name: bench.has_option(name) for name in names}
 
 
-def listing(known: dict[str, bool]) -> str:
-    """The same in words."""
+def known_names(show: Figures, known: dict[str, bool]) -> str:
+    """What goes after "has": ``--kv-offload but not --offload-kv``. Each is kept as a figure, yes or no."""
+    show.keep(**{name.lstrip("-").replace("-", "_").lower(): there for name, there in known.items()})
+    found = [name for name, there in known.items() if there]
+    missing = [name for name, there in known.items() if not there]
+    if not found:
+        return f"no {joined(missing, 'and no')}"
+    return f"{joined(found)} but not {joined(missing, 'or')}" if missing else joined(found)
+
+
+def listing(known):  # type: ignore
     return ", ".join(f"{name} {'is there' if there else 'is not there'}" for name, there in known.items())
 
 
-def as_figures(known: dict[str, bool]) -> dict[str, Figure]:
-    """The same as figures of a ``Settled``."""
+def as_figures(known):  # type: ignore
     return {name.lstrip("-").replace("-", "_").lower(): "yes" if there else "no" for name, there in known.items()}

@@ -17,7 +17,9 @@ from labkit.system.machine import machine
 from labkit.units import GiB
 
 ONE_B = "llama-3.2-1b:Q4_K_M"
-LARGEST, REAL_BYTES = (SEVEN_B, ONE_B, BUNDLED), (BUNDLED, PAGED)  # REAL_BYTES: on disk, where a sparse file has holes
+COPIED = Settings(repack=False, load_mode="none")
+# Models in order of preference. REAL_BYTES stand on the disk, where a sparse file has holes that are not read.
+LARGEST, ONE_B_FIRST, REAL_BYTES = (SEVEN_B, ONE_B, BUNDLED), (ONE_B, SEVEN_B, BUNDLED), (BUNDLED, PAGED)
 ROOM_FOR_7B_BYTES = 8 * GiB  # 3.8 of the file, 2.9 of the repacked copy, cache and buffers
 
 
@@ -102,6 +104,12 @@ def is_capped(run: Run, least: float, most: float, tokens: int) -> bool:
         return False
     enough = run.outcome == "oom-killed" or len(run.timings.decode_ms) >= tokens
     return enough and least <= run.cap_bytes / _need_bytes(run) <= most
+
+
+def tokens_of(run: Run) -> str:
+    """How many tokens a run generated, in words."""
+    n = len(run.timings.decode_ms)
+    return f"{n} token{'' if n == 1 else 's'}"
 
 
 def _need_bytes(run: Run) -> int:

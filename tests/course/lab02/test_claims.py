@@ -19,9 +19,10 @@ from labkit import gguf, predict
 from labkit.course import claims
 from labkit.course.claims.bench import Bench
 from labkit.course.claims.terms import BUNDLED
-from labkit.course.lab02 import claims as checks_02
 from labkit.course.lab02.bench import QuantBench
-from labkit.course.lab02.claims import CHECKS, FOUR_BITS, K_MIXTURES
+from labkit.course.lab02.claims import CHECKS, blocks
+from labkit.course.lab02.claims.files import reads_to_the_end, table_start
+from labkit.course.lab02.claims.sizes import FOUR_BITS, K_MIXTURES
 from labkit.engine import EngineError
 from labkit.engine.log import LOG_RESOLUTION_BYTES
 from labkit.gguf import TYPES, GGMLType, Header
@@ -251,7 +252,7 @@ def _own_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.id}-{case.verdict}".replace(" ", "-"))
 def test_the_verdict_follows_from_the_figures(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_02, "TYPES", {**TYPES, **case.types})
+    monkeypatch.setattr(blocks, "TYPES", {**TYPES, **case.types})
     assert_follows(CHECKS[case.id](case.bench()), case.verdict)
 
 
@@ -276,14 +277,14 @@ def test_the_plain_reading_of_the_table_ends_where_the_data_begins() -> None:
     bench = Bench()
     head = bench.part(QuantBench).head(BUNDLED)
     assert head[:4] == b"GGUF" and len(head) == bench.header(BUNDLED).data_offset
-    start, n = checks_02._table_start(head)
+    start, n = table_start(head)
     assert n == len(bench.header(BUNDLED).tensors) == 272
     names = [t.name for t in bench.header(BUNDLED).tensors]
     ends = start + sum(8 + len(t.name) + 4 + 8 * len(t.dims) + 4 + 8 for t in bench.header(BUNDLED).tensors)
     assert 0 <= len(head) - ends < 32 and head[start + 8 :].startswith(names[0].encode())
-    assert checks_02._reads_to_the_end(head, start, n, 0)
+    assert reads_to_the_end(head, start, n, 0)
     for extra in (1, 4, 8):
-        assert not checks_02._reads_to_the_end(head, start, n, extra)
+        assert not reads_to_the_end(head, start, n, extra)
 
 
 @pytest.mark.parametrize(
