@@ -1,9 +1,9 @@
-"""The checks of lab 02: what is inside a block of a quantized tensor."""
+"""Checks of lab 02's exercises."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -26,7 +26,7 @@ def scales(answer: Any) -> Verdict:
     """Lab 02: a function (12 bytes) -> (8 scales, 8 minima) of a Q4_K block, whole numbers from 0 to 63."""
     return check_function(
         answer,
-        right=lambda q: _scales(q),
+        right=_scales,
         cases=tuple((np.random.default_rng(seed).bytes(12),) for seed in range(4)),
         slips={
             "sub-blocks 4 to 7 keep their upper two bits in the first eight bytes: you left them out": (
@@ -41,7 +41,8 @@ def scales(answer: Any) -> Verdict:
             ),
         },
         same=_same_scales,
-        show=_short,
+        case=_short,
+        result=_short,
     )
 
 
@@ -61,7 +62,8 @@ def q4_k(answer: Any) -> Verdict:
             "you left out d: a scale is d times its six-bit number": lambda block: _q4_k(block, d=1.0),
         },
         same=_close,
-        show=_short,
+        case=_short,
+        result=_short,
     )
 
 
@@ -82,7 +84,7 @@ def q6_weight(answer: Any) -> Verdict:
             "you left out the scale of the 16 weights": lambda low, high, scale, d: d * ((low | high << 4) - 32),
         },
         same=_close,
-        show=_short,
+        result=_short,
     )
 
 
@@ -102,6 +104,7 @@ def bits(answer: Any) -> Verdict:
 
 
 def _scales(q: Sequence[int], *, upper: bool = True, mask: int = 63, swapped: bool = False) -> Scales:
+    """The scales and minima of a block, or with one of the mistakes."""
     low, high = (4, 0) if swapped else (0, 4)
     scale = [q[j] & mask for j in range(4)]
     minimum = [q[j + 4] & mask for j in range(4)]
@@ -119,6 +122,7 @@ def _q4_k(
     interleaved: bool = False,
     high_first: bool = False,
 ) -> NDArray[np.float32]:
+    """The 256 weights of a block, or with one of the mistakes."""
     real_d, dmin = (float(half) for half in np.frombuffer(block[:4], np.float16))
     scale, offset = _scales(block[4:16])
     nibbles = np.frombuffer(block[16:], np.uint8).reshape(4, 32)
@@ -137,29 +141,21 @@ def _blocks(type_name: str) -> tuple[bytes, ...]:
 
 
 def _same_scales(mine: Any, theirs: Any) -> bool:
-    try:
-        return [[int(n) for n in row] for row in mine] == [list(row) for row in theirs]
-    except (TypeError, ValueError):
-        return False
+    """Whether two pairs of lists have the same whole numbers."""
+    return [[int(n) for n in row] for row in mine] == [list(row) for row in theirs]
 
 
 def _close(mine: Any, theirs: Any) -> bool:
-    try:
-        a, b = np.asarray(mine, np.float64).reshape(-1), np.asarray(theirs, np.float64).reshape(-1)
-    except (TypeError, ValueError):
-        return False
+    """Whether two numbers or arrays are the same up to rounding."""
+    a, b = np.asarray(mine, np.float64).reshape(-1), np.asarray(theirs, np.float64).reshape(-1)
     # A learner may add in float64 where ggml rounds to float32 after each step.
     return a.shape == b.shape and bool(np.allclose(a, b, rtol=1e-5, atol=1e-6 * float(np.abs(b).max() or 1)))
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, tuple) and len(value) == 1:
-        value = value[0]
+    """A result or an argument as text: of bytes and arrays, the beginning."""
     if isinstance(value, bytes):
         return f"the {len(value)} bytes {value[:6].hex(' ')} …"
     if isinstance(value, np.ndarray):
         return f"[{', '.join(f'{x:.4g}' for x in value.reshape(-1)[:4])}, …]"
     return repr(value)
-
-
-CHECKS: tuple[Callable[[Any], Verdict], ...] = (scales, q4_k, q6_weight, bits)

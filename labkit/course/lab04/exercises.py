@@ -1,8 +1,7 @@
-"""The checks of lab 04: which layers leave for a device, what they take there, and what crosses."""
+"""Checks of lab 04's exercises."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -10,10 +9,19 @@ from functools import cache
 from numbers import Real
 from typing import Any
 
-from labkit import gguf, predict
-from labkit.course.checking import Verdict, check_function, check_number
+from labkit import predict
+from labkit.course.checking import (
+    DOTS,
+    Verdict,
+    byte_slips,
+    check_function,
+    check_number,
+    is_open,
+    near,
+    wrong,
+)
 from labkit.gguf import Header
-from labkit.models.forge import header_bytes
+from labkit.models.lookup import header
 from labkit.models.tensor_types import layer_of
 from labkit.planning.tuner import MARGIN_BYTES, tune
 from labkit.predict import hardware
@@ -22,28 +30,27 @@ from labkit.predict.offload import Side, Split
 from labkit.settings import Settings
 from labkit.units import GiB
 
-__all__ = ["crossing_bytes", "device_bytes", "hop_ms", "layers_for_13b", "leaves_first", "plus_one"]
+__all__ = ["crossing_bytes", "crossing_ms", "device_bytes", "layers_for_13b", "leaves_first", "plus_one"]
 
+SMALL, SEVEN, THIRTEEN = "llama-3.2-1b:Q4_K_M", "llama-2-7b:Q4_K_M", "llama-2-13b:Q4_K_M"
 CARD = "rtx-4090"  # behind PCIe 4.0 x16
 CARD_BYTES = 10 * GiB
 WHOLE = Settings(n_ctx=4096)
 NEAR = 0.01
-ROUNDED = 0.05  # of a figure that one writes with one digit
+ROUNDED = 0.05  # of a figure that is written with one digit
 
 
 def plus_one(answer: Any) -> Verdict:
     """Lab 04: the smallest n_gpu_layers that takes all of Llama 2 7B, which has 32 blocks, to the device."""
-    n_layer = _header("llama-2-7b").n_layer
-    right = _split("llama-2-7b", -1).n_gpu_layers
-    more = answer if _is_number(answer) and (answer > right + 1 or answer == -1) else math.nan
+    right = _split(SEVEN, -1).n_gpu_layers
     return check_number(
         answer,
         right=right,
         unit="layers",
         slips={
-            "those are the blocks; the output layer counts as one more": n_layer,
-            "the token embedding never leaves, so it does not count": right + 1,
-            "that takes everything too; the smallest number that does is asked for": more,
+            "those are the blocks; the output layer counts as one more": header(SEVEN).n_layer,
+            "the token embedding stays on the host, so it does not count": right + 1,
+            "that takes everything too; the smallest number that does is asked for": lambda n: n > right + 1 or n == -1,
         },
     )
 
@@ -54,11 +61,11 @@ def leaves_first(answer: Any) -> Verdict:
     Args:
         answer: block numbers and ``"output"`` or ``"embedding"``, in any order: ``["output", 3, 7]``.
     """
-    split = _split("llama-3.2-1b", 4)
+    split = _split(SMALL, 4)
     n_layer, n = len(split.layers_on), split.n_gpu_layers
     right = {i for i, side in enumerate(split.layers_on) if side} | ({"output"} if split.output_on else set())
-    if answer is None or answer is ...:
-        return Verdict("not attempted", "put your answer in place of the three dots.")
+    if is_open(answer):
+        return Verdict("not attempted", DOTS)
     if isinstance(answer, str) or not isinstance(answer, Iterable):
         kind = type(answer).__name__
         return Verdict("wrong", f"your answer is a {kind}; a list of block numbers and names is asked for.")
@@ -67,19 +74,17 @@ def leaves_first(answer: Any) -> Verdict:
         return Verdict("right", f"{_listed(right)}.")
     last, first = set(range(n_layer - n, n_layer)), set(range(n))
     slips: dict[str, set[int | str]] = {
-        "the output layer takes one of the four places": {*last},
-        "the output layer is missing, which leaves before any block": right - {"output"},
-        "the output layer takes one of the four places, so only three blocks leave": {*last, "output"},
-        "the last blocks leave first, after the output layer": {*first},
-        "the last blocks leave, not the first": {*range(n - 1), "output"},
-        "the last blocks leave, not the first; and the output layer counts as one of the four": {*first, "output"},
+        "the output layer is one of the four": {*last},
+        "the output layer is missing, which is offloaded before any block": right - {"output"},
+        "the output layer is one of the four, so only three blocks are offloaded": {*last, "output"},
+        "the output layer is offloaded first, then the last blocks": {*first},
+        "the last blocks are offloaded, not the first": {*range(n - 1), "output"},
+        "the last blocks are offloaded, not the first; and the output layer is one of the four": {*first, "output"},
     }
+    slip = next((text for text, leads in slips.items() if mine == leads), None)
     if "embedding" in mine:
-        reason = "; the token embedding never leaves: one row of it is looked up for a token."
-    else:
-        slip = next((text for text, wrong in slips.items() if mine == wrong), None)
-        reason = f"; {slip}." if slip else "."
-    return Verdict("wrong", f"yours is {_listed(mine) or 'nothing'}, expected {_listed(right)}{reason}")
+        slip = "the token embedding stays on the host, where one row of it is looked up for each token"
+    return wrong(f"yours is {_listed(mine) or 'nothing'}", _listed(right), slip)
 
 
 def device_bytes(answer: Any) -> Verdict:
@@ -88,48 +93,50 @@ def device_bytes(answer: Any) -> Verdict:
     Args:
         answer: the number; or a function (n_gpu_layers) -> bytes.
     """
-    unlike: dict[str, Callable[[Side], float]] = {
-        "you left out the cache; it lies where its layers lie": lambda side: side.total_bytes - side.kv_bytes,
+    embedding = header(SMALL).tensor(EMBEDDING).nbytes
+    slips: dict[str, Callable[[Side], float]] = {
+        "you left out the cache, which is where its layers are": lambda side: side.total_bytes - side.kv_bytes,
         "you left out the compute buffer, which the device needs as well": (
             lambda side: side.total_bytes - side.compute_bytes
         ),
-        "those are the weights alone; cache and compute buffer lie there too": lambda side: side.weights_bytes,
+        "those are the weights alone; cache and compute buffer are there too": lambda side: side.weights_bytes,
         "its output layer is a copy of the token embedding, so that tensor is on both sides: you counted it once": (
-            lambda side: side.total_bytes - _header("llama-3.2-1b").tensor(EMBEDDING).nbytes
+            lambda side: side.total_bytes - embedding
         ),
         "the embedding itself stays on the host; only its copy, the output layer, is on the device": (
-            lambda side: side.total_bytes + _header("llama-3.2-1b").tensor(EMBEDDING).nbytes
+            lambda side: side.total_bytes + embedding
         ),
         "you took GB for GiB: a GiB is 1024³ bytes": lambda side: side.total_bytes / GiB * 1e9,
         "that is GiB, not bytes": lambda side: side.total_bytes / GiB,
     }
 
-    def there(n: int) -> Side:
-        return _split("llama-3.2-1b", n).devices[0]
+    def on_device(n: int) -> Side:
+        return _split(SMALL, n).devices[0]
 
     if callable(answer):
         return check_function(
             answer,
-            right=lambda n: there(n).total_bytes,
+            right=lambda n: on_device(n).total_bytes,
             cases=((17,), (9,), (1,)),
-            slips={text: lambda n, wrong=wrong: wrong(there(n)) for text, wrong in unlike.items()},
-            same=lambda mine, theirs: _is_number(mine) and abs(mine - theirs) <= NEAR * theirs,
-            show=_plain,
+            slips={text: lambda n, leads=leads: leads(on_device(n)) for text, leads in slips.items()},
+            within=NEAR,
+            unit="bytes",
+            case=lambda n: f"n_gpu_layers {n}",
         )
-    side = there(-1)
+    side = on_device(-1)
     return check_number(
         answer,
         right=side.total_bytes,
         unit="bytes",
         within=NEAR,
-        slips={text: wrong(side) for text, wrong in unlike.items()},
+        slips={text: leads(side) for text, leads in slips.items()},
     )
 
 
 def crossing_bytes(answer: Any) -> Verdict:
-    """Lab 04: bytes that go from one block of Llama 2 7B to the next for each token, if the two lie on two sides."""
-    header = _header("llama-2-7b")
-    n_embd = int(header.key("embedding_length"))
+    """Lab 04: bytes that go from one block of Llama 2 7B to the next for each token, if the two are on two sides."""
+    model = header(SEVEN)
+    n_embd = int(model.key("embedding_length"))
     right = 4 * n_embd
     return check_number(
         answer,
@@ -138,21 +145,20 @@ def crossing_bytes(answer: Any) -> Verdict:
         slips={
             "those are elements; each is a 32-bit number, of 4 bytes": n_embd,
             "between blocks numbers have 32 bits, not 16": 2 * n_embd,
-            "those are bits: 8 of them are a byte": 8 * right,
-            "that is KiB, not bytes": right / 1024,
+            **byte_slips(right),
             "that is there and back; one crossing is asked for": 2 * right,
-            "those are the logits, which cross once at the end": 4 * predict.n_vocab(header),
-            "weights stay where they are; only the activation crosses": _if_near(answer, _block_bytes(header), 0.25),
+            "those are the logits, which cross once at the end": 4 * predict.n_vocab(model),
+            "weights stay where they are; only the activation crosses": near(_block_bytes(model), 0.25),
         },
     )
 
 
-def hop_ms(answer: Any) -> Verdict:
+def crossing_ms(answer: Any) -> Verdict:
     """Lab 04: milliseconds that these bytes take over PCIe 4.0 x16, at its 31.5 GB/s and without any waiting."""
-    header = _header("llama-2-7b")
+    model = header(SEVEN)
     link = hardware.get(CARD).link_bytes_per_s
     assert link is not None
-    right = 4 * int(header.key("embedding_length")) / link * 1000
+    right = 4 * int(model.key("embedding_length")) / link * 1000
     return check_number(
         answer,
         right=right,
@@ -160,51 +166,51 @@ def hop_ms(answer: Any) -> Verdict:
         within=ROUNDED,
         slips={
             "that is the time for a block's weights, which stay where they are: only the activation crosses": (
-                _if_near(answer, _block_bytes(header) / link * 1000, 0.25)
+                near(_block_bytes(model) / link * 1000, 0.25)
             ),
             "you divided bits by bytes: 8 bits are a byte": 8 * right,
             "you divided bytes by bits: 8 bits are a byte": right / 8,
             "those are seconds": right / 1000,
             "those are microseconds": right * 1000,
-            "you took GiB for GB: links are told in units of 10⁹ bytes": right * 1e9 / GiB,
-            "5 ms is what the article says; compute what really crosses": 5.0,
+            "you took GiB for GB: speeds of links are given in units of 10⁹ bytes": right * 1e9 / GiB,
+            "5 ms is what the article says; compute the time of the bytes that cross": 5.0,
         },
     )
 
 
 def layers_for_13b(answer: Any) -> Verdict:
     """Lab 04: the most layers of Llama 2 13B Q4_K_M for a card of 10 GiB, 1 GiB of it left free, at n_ctx 4096."""
-    header = _header("llama-2-13b")
-    right = tune(header, vram=CARD_BYTES, settings=WHOLE, margin=MARGIN_BYTES).n_gpu_layers
-    room, cache_bytes = CARD_BYTES - MARGIN_BYTES, predict.kv_bytes(header, WHOLE)
+    model = header(THIRTEEN)
+    right = tune(model, vram=CARD_BYTES, settings=WHOLE, margin=MARGIN_BYTES).n_gpu_layers
+    room, cache_bytes = CARD_BYTES - MARGIN_BYTES, predict.kv_bytes(model, WHOLE)
     return check_number(
         answer,
         right=right,
         unit="layers",
         slips={
             "those are the blocks; n_gpu_layers counts the output layer too": right - 1,
-            "that is one too many: it no longer fits": right + 1,
-            "that is what stays on the host": header.n_layer + 1 - right,
-            "you left out the cache; it lies where its layers lie": _most(room, lambda s: s.total_bytes - s.kv_bytes),
+            "that is one too many: it does not fit": right + 1,
+            "that is what stays on the host": model.n_layer + 1 - right,
+            "you left out the cache, which is where its layers are": _most(room, lambda s: s.total_bytes - s.kv_bytes),
             "you left out the margin of 1 GiB": _most(CARD_BYTES, lambda side: side.total_bytes),
             "you took GB for GiB: a GiB is 1024³ bytes": _most(9 * 10**9, lambda side: side.total_bytes),
             "the cache of the layers on the host stays there: you put all of it on the card": (
                 _most(room, lambda side: side.total_bytes - side.kv_bytes + cache_bytes)
             ),
-            "that is all of its layers, which do not fit": header.n_layer + 1,
+            "that is all of its layers, which do not fit": model.n_layer + 1,
         },
     )
 
 
 def _most(room: int, size: Callable[[Side], int]) -> int:
-    """The most layers of Llama 2 13B whose size is at most ``room``."""
-    n = range(_header("llama-2-13b").n_layer + 2)
-    return max(i for i in n if i == 0 or size(_split("llama-2-13b", i).devices[0]) <= room)
+    """The most layers of Llama 2 13B whose size on the device is at most ``room``."""
+    n = range(header(THIRTEEN).n_layer + 2)
+    return max(i for i in n if i == 0 or size(_split(THIRTEEN, i).devices[0]) <= room)
 
 
-def _block_bytes(header: Header) -> float:
-    """Weights of one block, on average."""
-    return sum(tensor.nbytes for tensor in header.tensors if layer_of(tensor.name) >= 0) / header.n_layer
+def _block_bytes(model: Header) -> float:
+    """The weights of one block in bytes, on average."""
+    return sum(tensor.nbytes for tensor in model.tensors if layer_of(tensor.name) >= 0) / model.n_layer
 
 
 def _part(item: Any) -> int | str:
@@ -221,40 +227,11 @@ def _part(item: Any) -> int | str:
 
 
 def _listed(parts: Iterable[int | str]) -> str:
-    """``output, 13, 14, 15``."""
+    """The parts as text: ``output, 13, 14, 15``."""
     return ", ".join(map(str, sorted(parts, key=lambda part: (isinstance(part, int), part))))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _if_near(answer: Any, value: float, within: float) -> float:
-    """The answer itself if it is about ``value``; else nothing equals it."""
-    return answer if _is_number(answer) and abs(answer / value - 1) <= within else math.nan
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"n_gpu_layers {value[0]}"
-    return f"{value:,.0f} bytes" if _is_number(value) else repr(value)
-
-
 @cache
-def _split(shape: str, n_gpu_layers: int) -> Split:
-    return predict.offload(_header(shape), replace(WHOLE, n_gpu_layers=n_gpu_layers))
-
-
-@cache
-def _header(shape: str) -> Header:
-    return gguf.read_header(header_bytes(shape, "Q4_K_M"))
-
-
-CHECKS: tuple[Callable[[Any], Verdict], ...] = (
-    plus_one,
-    leaves_first,
-    device_bytes,
-    crossing_bytes,
-    hop_ms,
-    layers_for_13b,
-)
+def _split(model: str, n_gpu_layers: int) -> Split:
+    """What host and device hold."""
+    return predict.offload(header(model), replace(WHOLE, n_gpu_layers=n_gpu_layers))
