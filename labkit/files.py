@@ -1,4 +1,4 @@
-"""Files: those that come with the kit, new ones that are never found half-written, and the disk they take."""
+"""Data files of the kit, files written in one step, and the disk space that files take."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def disk_bytes(path: Path) -> int:
 
 
 def mark_sparse(file: BinaryIO) -> bool:
-    """Ask that holes in this new, empty file take no space; returns whether they do not.
+    """Make this new, empty file sparse, so that holes in it take no space; return whether it is.
 
-    Linux and macOS file systems need no asking, NTFS does (FSCTL_SET_SPARSE), FAT and exFAT have no sparse files.
+    On Linux and macOS files are sparse by default, on NTFS after FSCTL_SET_SPARSE, on FAT and exFAT never.
     """
     if sys.platform == "win32":
         import msvcrt

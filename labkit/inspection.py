@@ -1,4 +1,4 @@
-"""What a model's header says, and what follows from it: the answer of ``labkit inspect``."""
+"""What ``labkit inspect`` prints: a model's header, and memory and quantized sizes predicted from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from labkit.units import fmt_bytes
 
 @dataclass(frozen=True)
 class Context:
-    """Memory of one way to run the model. ``compute_from``: ``formula``, ``dry run``, or ``estimate``."""
+    """Memory that one way of running the model takes beside the weights.
+
+    ``compute_from`` says how ``compute_bytes`` was found: ``formula``, ``dry run``, or ``estimate``.
+    """
 
     settings: Settings
     cache: predict.Cache
@@ -40,7 +43,7 @@ def context(model: lookup.Found, header: Header, settings: Settings) -> Context:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A header and what was asked about it."""
+    """A header, and the predictions that were asked for."""
 
     header: Header
     context: Context | None = None

@@ -1,4 +1,4 @@
-"""Run the labs without a browser.
+"""Run the labs without a browser: ``labkit run``.
 
 ``execute`` runs a notebook in a fresh kernel of this environment; with ``save`` it writes the outputs back, tidied, so
 that a committed notebook reads well and differs only where a measurement did.
@@ -33,10 +33,13 @@ OnCell = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class LabResult:
-    """What one headless execution came to.
+    """The result of running one lab.
 
-    ``cells`` counts code cells; ``error`` is one sentence; ``machine_paths`` are paths of this machine found in a
-    notebook.
+    Attributes:
+        lab: the name of its file without ``.ipynb``.
+        cells: number of code cells.
+        error: one sentence; None where every cell ran.
+        machine_paths: absolute paths of this machine that stand in the notebook.
     """
 
     lab: str
@@ -106,7 +109,7 @@ def execute(
     except CellTimeoutError:
         error = f"cell {at} ran longer than {timeout_s:g} s"
     except DeadKernelError:
-        error = f"the kernel died in cell {at}"
+        error = f"the kernel ended in cell {at}"
     seconds = time.perf_counter() - begin
     tidy(notebook)
     if save and error is None:
@@ -132,7 +135,7 @@ def tidy(notebook: Any) -> None:
 
 
 def machine_paths(notebook: Any) -> list[str]:
-    """Absolute paths of some machine that stand in a notebook's text or outputs, without repeats."""
+    """Absolute paths of one machine that stand in a notebook's text or outputs, each once."""
     found: dict[str, None] = {}
     for text in _texts(notebook):
         found.update(dict.fromkeys(_MACHINE_PATH.findall(text)))
@@ -166,7 +169,7 @@ def run(labs: Sequence[str] | None = None, *, save: bool = False, json: bool = F
 
 
 def _finish(client: Any) -> None:
-    """Run a notebook client to its end, in a thread: nbclient would otherwise take Ctrl-C for a dead kernel."""
+    """Run a notebook client to its end, in a thread: in the main one, nbclient takes Ctrl-C for a kernel that ended."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(client.async_execute(cleanup_kc=True))
     with ThreadPoolExecutor(max_workers=1) as pool:

@@ -1,4 +1,4 @@
-"""What an engine can be asked to do, in llama.cpp's own words, checked before llama.cpp sees it."""
+"""How a model is run, under llama.cpp's own names. Values are checked before llama.cpp gets them."""
 
 from __future__ import annotations
 

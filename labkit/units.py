@@ -1,4 +1,4 @@
-"""Bytes and times as text, one way: binary units only."""
+"""Bytes and times as text. Bytes are shown in binary units only: KiB, MiB, GiB."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fmt_bytes(n: float) -> str:
     sign = "-" if n < 0 else ""
     size = abs(n)
     for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
-        # 1023.6 MiB would print as "1024 MiB": hand it to the larger unit.
+        # 1023.6 MiB would be rounded to "1024 MiB": write it as 1.00 GiB.
         if size >= unit * 0.9995:
             value = size / unit
             digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
@@ -57,7 +57,7 @@ def fmt_ms(ms: float) -> str:
 
 
 def times(a: float, b: float) -> str:
-    """How far apart two positive figures are, always at least 1: ``1.00×``, ``2.3×``."""
+    """The larger of two positive figures divided by the smaller: ``1.00×``, ``2.3×``."""
     if a <= 0 or b <= 0:
         return "not comparable"
     ratio = max(a / b, b / a)

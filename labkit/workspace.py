@@ -1,4 +1,4 @@
-"""Where the labs are, and JupyterLab opened on one of them."""
+"""Find the labs, and open JupyterLab on one of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def in_checkout() -> bool:
 
 
 def lab_paths(which: Sequence[str] | None = None) -> list[Path]:
-    """The notebooks to run, in the order asked for; every lab when `which` is empty.
+    """The notebooks to run, in the order asked for; every lab when ``which`` is empty.
 
     Args:
         which: "1", "01", the start of a lab's name ("01_mmap"), or a path to a notebook.
@@ -64,7 +64,7 @@ def start_command(
 ) -> list[str]:
     """The command line that opens JupyterLab on a lab, on this machine only.
 
-    In a checkout the labs are opened where they are. From an installed wheel they are copied to `workspace` first
+    In a checkout the labs are opened where they are. From an installed wheel they are copied to ``workspace`` first
     (default: llm-memory-labs in the current folder); files that are already there are kept.
 
     Raises:
@@ -96,7 +96,7 @@ def start_command(
 
 
 def start(lab: str = "00", *, browser: bool = True, port: int | None = None) -> int:
-    """Open JupyterLab on a lab and stay until it ends; see `start_command`.
+    """Open JupyterLab on a lab and stay until it ends; see ``start_command``.
 
     Returns:
         JupyterLab's exit status. (On Linux and macOS this process becomes JupyterLab and does not return.)
@@ -109,7 +109,7 @@ def start(lab: str = "00", *, browser: bool = True, port: int | None = None) -> 
 
 
 def _copy_missing(source: Path, target: Path) -> None:
-    """Copy a folder without touching files that exist: a learner's edited lab is never overwritten."""
+    """Copy the files that are missing; a lab that a learner has edited is never overwritten."""
     for item in sorted(source.rglob("*")):
         copy = target / item.relative_to(source)
         if item.is_file() and not copy.exists():

@@ -98,7 +98,7 @@ def test_without_save_the_file_is_not_touched(tmp_path: Path) -> None:
     [
         ("raise ValueError('no model\\nmore')", "cell 2 raised ValueError: no model"),
         ("import time; time.sleep(60)", "cell 2 ran longer than 1 s"),
-        ("import os; os._exit(3)", "the kernel died in cell 2"),
+        ("import os; os._exit(3)", "the kernel ended in cell 2"),
     ],
 )
 def test_a_failed_run_is_reported_and_never_saved(tmp_path: Path, source: str, error: str) -> None:

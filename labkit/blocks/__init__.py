@@ -1,8 +1,8 @@
-"""Quantized blocks: take them apart, put them together, and say what every bit of one means.
+"""Quantized blocks: decode and encode them, and explain every bit of one.
 
 A tensor in a GGUF file is a row of blocks. A block holds 32 or 256 weights as small integers, with the scales that turn
-them back into numbers. ``decode`` does that in numpy, to the last bit as ggml does; ``explain`` shows it for one block;
-``encode`` goes the other way.
+them back into numbers. ``decode`` computes these numbers in numpy, equal to the last bit to ggml's; ``explain`` shows
+how for one block; ``encode`` makes blocks from numbers.
 """
 
 from labkit.blocks.decoder import Data, Unpacked, decode, unpack

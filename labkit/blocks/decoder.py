@@ -20,7 +20,7 @@ _CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class Unpacked:
-    """The whole numbers of some blocks, and what to multiply and add: weight = scale · integer + offset.
+    """The integers of some blocks with their scales and offsets: weight = scale · integer + offset.
 
     Attributes:
         integers: shape (n_blocks, block_elems), int8 or uint8.
@@ -34,7 +34,7 @@ class Unpacked:
 
 
 def decode(type_name: str, data: Data) -> NDArray[np.float32]:
-    """The weights that some blocks stand for, the same to the last bit as ggml computes them on x86-64.
+    """The weights in some blocks, equal to the last bit to what ggml computes on x86-64.
 
     Where a compiler fuses multiplication and addition (64-bit ARM), ggml rounds once where this rounds twice, and types
     with an offset (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K) can differ in the last bit of the product.
@@ -63,7 +63,7 @@ def decode(type_name: str, data: Data) -> NDArray[np.float32]:
     width = TYPES[type_name].block_elems
     weights = np.empty((len(blocks), width), np.float32)
     step = _CHUNK // width
-    # A scale may be infinite or no number; then so are the weights, as in ggml.
+    # Where a scale is infinite or not a number, so are the weights, as in ggml.
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(blocks), step):
             _decode_into(weights[start : start + step], blocks[start : start + step], layout)
@@ -71,14 +71,14 @@ def decode(type_name: str, data: Data) -> NDArray[np.float32]:
 
 
 def unpack(type_name: str, data: Data) -> Unpacked:
-    """Take blocks apart without multiplying.
+    """The integers, scales and offsets of blocks, not yet multiplied.
 
     Args:
         type_name: a block type in ``SUPPORTED``.
         data: whole blocks.
 
     Raises:
-        ValueError: as ``decode``, or the type is a plain float and has nothing to take apart.
+        ValueError: as ``decode``, or the type is a plain float, without integers and scales.
     """
     raw = as_bytes(type_name, data)
     if type_name not in LAYOUTS:
@@ -94,7 +94,7 @@ def as_bytes(type_name: str, data: Data) -> NDArray[np.uint8]:
     if not isinstance(data, np.ndarray):
         data = np.frombuffer(data, np.uint8)
     elif data.dtype != np.uint8:
-        raise ValueError(f"The blocks are an array of {data.dtype}: pass bytes or an array of uint8.")
+        raise ValueError(f"the blocks are an array of {data.dtype}: pass bytes or an array of uint8.")
     block_bytes = TYPES[type_name].block_bytes
     if data.size % block_bytes:
         raise ValueError(f"{data.size} bytes are not a whole number of {type_name} blocks of {block_bytes} bytes.")
@@ -177,14 +177,14 @@ def _plane(part: NDArray[Any], plane: Plane) -> NDArray[Any]:
 
 
 def _copy(part: NDArray[Any]) -> NDArray[Any]:
-    """The rows of ``part`` together."""
+    """The rows of ``part`` in memory of their own, one after the other."""
     copy = np.empty(part.shape, part.dtype)
     _runs(copy)[...] = _runs(part)
     return copy
 
 
 def _runs(values: NDArray[Any]) -> NDArray[Any]:
-    """The last axis as single items, which numpy copies several times as fast as rows of bytes."""
+    """A view with the last axis as one item each, which numpy copies several times as fast as rows of bytes."""
     return values.view(f"V{values.shape[-1]}")[..., 0]
 
 
@@ -214,7 +214,7 @@ def _from_bfloats(bfloats: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 @cache
 def _small_floats(kind: str) -> NDArray[np.float32]:
-    """What each byte means as a scale (ggml_e8m0_to_fp32_half and ggml_ue4m3_to_fp32 in ggml/src/ggml-impl.h)."""
+    """The scale of each byte, shape (256,) (ggml_e8m0_to_fp32_half and ggml_ue4m3_to_fp32 in ggml/src/ggml-impl.h)."""
     byte = np.arange(256)
     if kind == "e8m0":
         return np.ldexp(np.float32(1), byte - 128)

@@ -1,9 +1,9 @@
-"""From weights to blocks, for three types: short enough to read in a lab.
+"""From weights to blocks, for three types, in code short enough to read in a lab.
 
-Q8_0 and Q4_0 follow ggml's reference exactly. Q4_K takes the plain way, from the smallest to the largest weight of each
-sub-block. ggml also tries 21 other ranges and keeps the best (``make_qkx2_quants``), so its error (RMSE) is smaller:
-measured, ours is 1.08 to 1.11 times as large on even, normal and heavy-tailed weights, and 1.25 times where one weight
-in 700 is 30 times too large.
+Q8_0 and Q4_0 give the same blocks as ggml's reference. For Q4_K the range of a sub-block goes from its smallest to its
+largest weight. ggml also tries 21 other ranges and keeps the best (``make_qkx2_quants``), so its error (RMSE) is
+smaller: measured, ours is 1.08 to 1.11 times as large on even, normal and heavy-tailed weights, and 1.25 times where one
+weight in 700 is 30 times too large.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def encode(type_name: str, weights: NDArray[Any]) -> Bytes:
         The bytes of the blocks, shape (n_blocks * block_bytes,).
 
     Raises:
-        ValueError: no encoder for this type, not a whole number of blocks, or weights that are infinite, no numbers, or
-            too large for an f16 scale.
+        ValueError: no encoder for this type, not a whole number of blocks, or weights that are infinite, not a number,
+            or too large for an f16 scale.
     """
     encoder = _ENCODERS.get(type_name)
     if encoder is None:
-        raise ValueError(f"There is no encoder for {type_name}: choose one of {', '.join(ENCODABLE)}.")
+        raise ValueError(f"there is no encoder for {type_name}: choose one of {', '.join(ENCODABLE)}.")
     x = np.asarray(weights, np.float32)
     block_elems = TYPES[type_name].block_elems
     if x.size % block_elems:
         raise ValueError(f"{x.size} weights are not a whole number of {type_name} blocks of {block_elems}.")
     if not np.isfinite(x).all():
-        raise ValueError("Some weights are infinite or no numbers, and a block cannot hold those.")
+        raise ValueError("some weights are infinite or not numbers, which a block cannot hold: remove them first.")
     blocks = encoder(x.reshape(-1, block_elems))
     return np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in blocks], axis=1).reshape(-1)
 
@@ -69,7 +69,7 @@ def _q4_k(x: Floats) -> list[NDArray[Any]]:
     low = np.minimum(sub.min(axis=2), 0)
     d, sc = _six_bits((sub.max(axis=2) - low) / 15)
     dmin, m = _six_bits(np.abs(low))
-    # Round the weights to what the rounded scales can give, not to what was wanted.
+    # Round the weights with the scales as they are stored, not with the exact ones.
     step = (d.astype(np.float32) * sc)[:, :, None]
     start = (dmin.astype(np.float32) * m)[:, :, None]
     q = np.clip(np.rint((sub + start) * _inverse(step)), 0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
@@ -93,7 +93,7 @@ def _half(values: Floats) -> NDArray[np.float16]:
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16)
     if np.isinf(halves).any():
-        raise ValueError(f"A scale of {np.abs(values).max():g} does not fit in an f16, whose largest is 65504.")
+        raise ValueError(f"a scale of {np.abs(values).max():g} does not fit in an f16, whose largest is 65504.")
     return halves
 
 

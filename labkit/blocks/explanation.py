@@ -1,4 +1,4 @@
-"""One block, bit by bit: what every field holds, and how each weight comes out of them."""
+"""One block, bit by bit: what every field holds, and how each weight is computed from them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Weight:
-    """How one weight comes about.
+    """How one weight is computed.
 
     Attributes:
         index: which weight of the block.
@@ -47,7 +47,7 @@ class Weight:
         value: the weight, exactly as ``decode`` gives it.
         formula: in the names of ggml's struct, "d · sc · q − dmin · m".
         text: with numbers, "0.0123 · 17 · 9 − 0.004 · 5 = 1.8619". Every operation rounds to float32.
-        fields: the fields that take part.
+        fields: the fields it is computed from.
     """
 
     index: int
@@ -63,7 +63,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A block taken apart: ``fields`` in the order of their bits, ``weights`` in the order of the tensor."""
+    """All fields of a block in the order of their bits, and all its weights in the order of the tensor."""
 
     type: str
     data: bytes
@@ -71,13 +71,13 @@ class Explanation:
     weights: tuple[Weight, ...]
 
     def weight(self, index: int) -> Weight:
-        """How weight ``index`` comes about.
+        """How weight ``index`` is computed.
 
         Raises:
             IndexError: the block has no such weight.
         """
         if not 0 <= index < len(self.weights):
-            raise IndexError(f"A {self.type} block has the weights 0 to {len(self.weights) - 1}, not {index}.")
+            raise IndexError(f"a {self.type} block has the weights 0 to {len(self.weights) - 1}, not {index}.")
         return self.weights[index]
 
     def at(self, byte: int) -> tuple[Field, ...]:
@@ -148,7 +148,7 @@ def bits_per_weight(type_name: str) -> float:
 
 
 def bit_budget(type_name: str) -> dict[str, float]:
-    """What each part of a block costs, in bits per weight; the parts add up to ``bits_per_weight``.
+    """Bits per weight that each part of a block takes; they add up to ``bits_per_weight``.
 
     Raises:
         ValueError: the type is not in ``SUPPORTED``.
@@ -208,7 +208,7 @@ def _integers(
 
 
 def _meaning(total: int, value: int, spec: Integers) -> str:
-    """How the stored number becomes the integer in the formula."""
+    """How the stored number becomes the integer in the formula, in words."""
     if spec.codebook:
         return f"codebook[{total}] = {_number(value)}"
     if spec.bias:

@@ -1,4 +1,4 @@
-"""Where everything lies in a block of each type: one table that decoding and explaining share.
+"""The layout of a block of each type: one table for decoding and for explaining.
 
 ggml packs small integers by one rule, whatever their width. Take a run of bytes. The lowest bits of each byte, in
 order, are the first integers. The next higher bits of each byte are the integers that follow. When the bits are used

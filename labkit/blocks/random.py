@@ -1,7 +1,7 @@
 """Random blocks of every type a mixture uses: valid, finite, and of the size of real weights.
 
-Random bytes would not do: as f16 scales, many are huge, infinite or no numbers, and subnormal ones slow arithmetic
-down. So the quantized integers are random and the scales are chosen, such that the weights have mean 0 and standard
+Random bytes would not do: as f16 scales, many would be huge, infinite or not numbers, and subnormal ones would slow
+arithmetic down. So only the integers are random. The scales are chosen such that the weights have mean 0 and a standard
 deviation near 0.02, as trained ones do. Layouts: ``block_*`` in ggml/src/ggml-common.h; decoding:
 ``dequantize_row_*`` in ggml/src/ggml-quants.c.
 """
@@ -39,7 +39,7 @@ def random_blocks(type_name: str, n_blocks: int, *, seed: int) -> Bytes:
     """
     maker = _MAKERS.get(type_name)
     if maker is None:
-        raise ValueError(f"Random {type_name} blocks are not implemented: choose one of {', '.join(_MAKERS)}.")
+        raise ValueError(f"random {type_name} blocks are not implemented: choose one of {', '.join(_MAKERS)}.")
     rng = np.random.default_rng((seed, TYPES[type_name].id))
     return np.concatenate(maker(rng, n_blocks), axis=1)
 
@@ -49,7 +49,7 @@ def _bytes(rng: np.random.Generator, n: int, width: int) -> Bytes:
 
 
 def _scales(rng: np.random.Generator, n: int, size: float, *, signed: bool = True) -> NDArray[np.float16]:
-    """Scales within 20 % of ``size``, shape (n, 1); random signs take away the bias of an uneven range of integers."""
+    """Scales within 20 % of ``size``, shape (n, 1). With random signs, an uneven range of integers has mean 0, too."""
     values = size * rng.uniform(0.8, 1.2, (n, 1))
     return (values * rng.choice([-1, 1], (n, 1)) if signed else values).astype(np.float16)
 
@@ -122,7 +122,7 @@ def _iq4_xs(rng: np.random.Generator, n: int) -> list[Bytes]:
 
 
 def _mxfp4(rng: np.random.Generator, n: int) -> list[Bytes]:
-    # The scale is a power of two, 2^(e - 128), and what it multiplies (`kvalues_mxfp4`) has standard deviation 5.85:
+    # The scale is a power of two, 2^(e - 128), and what it multiplies (``kvalues_mxfp4``) has standard deviation 5.85:
     # two blocks of 2^-8 and one of 2^-9 come closest.
     return [rng.choice(np.array([119, 120, 120], np.uint8), (n, 1)), _bytes(rng, n, 16)]
 

@@ -1,4 +1,4 @@
-"""What the header of a GGUF file holds: metadata, arrays in it, and the table of tensors."""
+"""The header of a GGUF file: metadata, its arrays, and the table of tensors."""
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ U64 = struct.Struct("<Q")
 
 
 class GGUFError(ValueError):
-    """A file is not a GGUF that llama.cpp can read. One sentence: which file, at which byte, what is wrong."""
+    """A file is not a GGUF that llama.cpp can read; one sentence says at which byte of which file, and why."""
 
 
 class GGUFArray(Sequence[Any]):
-    """A metadata array, decoded when first looked into. Strings that are not UTF-8 show U+FFFD.
+    """A metadata array, decoded when it is first read. Bytes that are not UTF-8 become U+FFFD.
 
-    `item_type` is llama.cpp's name of the items' type (u8 … f64, bool, str).
+    ``item_type`` is llama.cpp's name of the items' type (u8 … f64, bool, str).
     """
 
     def __init__(self, buffer: bytes | bytearray, start: int, n: int, kind: ValueType) -> None:
@@ -67,10 +67,12 @@ class GGUFArray(Sequence[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor: where its data lies, without the data.
+    """One tensor: its shape, and where its data lies.
 
-    `dims` is in ggml's order: dims[0] is the length of a row. `offset` is the position of the data in its own file,
-    which is `Header.parts[part]`.
+    Attributes:
+        dims: in ggml's order: dims[0] is the length of a row.
+        offset: position of the data in its own file, which is ``Header.parts[part]``, in bytes.
+        nbytes: bytes of the data, without padding.
     """
 
     name: str
@@ -87,10 +89,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF says about itself.
+    """What the header of a GGUF file holds; of a split model, those of all its files together.
 
-    `data_offset` is where the (first) file's tensor data begins. `header_bytes` and `file_bytes` are sums over all
-    parts. `metadata` is that of the first part: numbers, bools and strings as such, arrays as `GGUFArray`.
+    Attributes:
+        path: the (first) file; None where the header was read from memory.
+        alignment: of the tensor data, in bytes.
+        data_offset: where the (first) file's tensor data begins.
+        header_bytes: length of the headers of all files.
+        file_bytes: length of all files.
+        metadata: that of the first file: numbers, bools and strings as such, arrays as ``GGUFArray``.
+        parts: the files.
     """
 
     path: Path | None
@@ -105,12 +113,12 @@ class Header:
 
     @property
     def arch(self) -> str:
-        """`general.architecture`. Raises GGUFError where the file has none."""
+        """``general.architecture``. Raises GGUFError where the file has none."""
         return str(self._required("general.architecture", str))
 
     @property
     def n_layer(self) -> int:
-        """`<arch>.block_count`. Raises GGUFError where the file has none."""
+        """``<arch>.block_count``. Raises GGUFError where the file has none."""
         return int(self._required(f"{self.arch}.block_count", int))
 
     @property
@@ -135,7 +143,7 @@ class Header:
         return by_type((t.type, t.nbytes) for t in self.tensors)
 
     def key(self, name: str, default: Any = None) -> Any:
-        """Metadata under the architecture's prefix: `key("block_count")` is `metadata["llama.block_count"]`."""
+        """Metadata under the architecture's prefix: ``key("block_count")`` is ``metadata["llama.block_count"]``."""
         return self.metadata.get(f"{self.arch}.{name}", default)
 
     def tensor(self, name: str) -> Tensor:
@@ -150,12 +158,12 @@ class Header:
         value = self.metadata.get(key)
         if not isinstance(value, kind) or isinstance(value, bool):
             found = "is missing" if value is None else f"is {short(value)}"
-            raise GGUFError(f"{self.path or IN_MEMORY}: the metadata {key!r} {found}, so this is no model to run.")
+            raise GGUFError(f"{self.path or IN_MEMORY}: the metadata {key!r} {found}, so llama.cpp cannot run it.")
         return value
 
 
 def short(value: object) -> str:
-    """`value` for an error message: printable, on one line, never long."""
+    """``value`` for an error message: ASCII, on one line, at most 80 characters."""
     if isinstance(value, str | bytes):
         value = value[:80]
     text = ascii(value)

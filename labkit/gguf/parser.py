@@ -1,6 +1,6 @@
-"""Parse one GGUF header, trusting nothing in it.
+"""Parse the header of one GGUF file, which may be damaged or hostile.
 
-The rules are those of `gguf_init_from_reader` in ggml/src/gguf.cpp: what llama.cpp refuses is refused here.
+The rules are those of ``gguf_init_from_reader`` in ggml/src/gguf.cpp: what llama.cpp refuses is refused here.
 """
 
 import struct
@@ -30,7 +30,7 @@ _Row = tuple[str, tuple[int, ...], str, int, int]
 
 
 class Parser:
-    """Walks one header. `buffer` holds the file's first bytes and grows as far as the header goes."""
+    """Reads one header. ``buffer`` holds the file's first bytes and grows as far as the header goes."""
 
     def __init__(self, label: str, buffer: bytes | bytearray, size: int, file: BinaryIO | None) -> None:
         self.label, self.buffer, self.size, self.file = label, buffer, size, file
@@ -41,7 +41,7 @@ class Parser:
         raise GGUFError(f"{self.label}: at byte {pos}, {fault}.")
 
     def need(self, n: int, what: str) -> None:
-        """Have the next `n` bytes in the buffer."""
+        """Read on until the next ``n`` bytes are in the buffer."""
         end = self.pos + n
         if end <= len(self.buffer):
             return
@@ -81,7 +81,7 @@ class Parser:
             self.fail(start, f"{what} is {short(bytes(raw))}, which is not UTF-8 text")
 
     def count(self, what: str, item_bytes: int, most: int) -> int:
-        """A number of items that take at least `item_bytes` each."""
+        """A number of items that take at least ``item_bytes`` each."""
         start = self.pos
         n = self.number(U64, f"the number of {what}")
         if n * item_bytes > self.size - self.pos:
@@ -188,7 +188,7 @@ class Parser:
         return GGUFArray(self.buffer, start, n, VALUE_TYPES[kind])
 
     def skip_strings(self, n: int, what: str) -> None:
-        """Step over `n` strings. A tokenizer has 100,000 of them, so the loop does only what it must."""
+        """Step over ``n`` strings. A tokenizer has 100,000 of them, so the loop does only what it must."""
         if n * 8 > self.size - self.pos:
             self.fail(self.pos - 8, f"{what} is said to be {n} strings, more than {self.size} bytes of file can hold")
         self.n_strings += n
@@ -251,7 +251,7 @@ class Parser:
             start = self.pos
             offset = self.number(U64, f"the offset of {label}")
             if offset != total:
-                self.fail(start, f"{label} has offset {offset} where {total} is next in line")
+                self.fail(start, f"{label} has offset {offset} where {total} is next")
             total += nbytes + -nbytes % alignment
             if total > _INT64_MAX:
                 self.fail(start, f"{label} takes the tensor data past 2**63 bytes")

@@ -1,6 +1,6 @@
 """Read the header of a GGUF file: metadata and tensor table, never the weights.
 
-A split model is read through its first part, by the rules of `llama_model_loader::llama_model_loader` in
+A split model is read through its first part, by the rules of ``llama_model_loader::llama_model_loader`` in
 src/llama-model-loader.cpp.
 """
 
@@ -54,7 +54,7 @@ def _read_file(path: Path, part: int) -> Header:
 
 
 def _part_ending(index: int, count: int) -> str:
-    """How the file name of part `index` ends (`llama_split_path` in src/llama.cpp)."""
+    """The end of the file name of part ``index`` (``llama_split_path`` in src/llama.cpp)."""
     return f"-{index + 1:05}-of-{count:05}.gguf"
 
 

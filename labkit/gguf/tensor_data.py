@@ -1,4 +1,4 @@
-"""Read some blocks of a tensor from a model file, and no more than those."""
+"""Read some blocks of a tensor from a model file, without reading the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor types of ggml and value types of GGUF metadata: how many bytes what takes."""
+"""Tensor types of ggml and value types of GGUF metadata, with the bytes that each takes."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class GGMLType:
-    """One tensor type: `block_elems` weights are stored together in `block_bytes` bytes."""
+    """One tensor type: ``block_elems`` weights are stored together in ``block_bytes`` bytes."""
 
     id: int
     name: str
@@ -19,7 +19,7 @@ class GGMLType:
         return self.block_bytes * 8 / self.block_elems
 
 
-# ids: `enum ggml_type` in ggml/include/ggml.h; sizes: `type_traits` in ggml/src/ggml.c.
+# ids: ``enum ggml_type`` in ggml/include/ggml.h; sizes: ``type_traits`` in ggml/src/ggml.c.
 # Ids 4, 5, 31-33 and 36-38 belonged to layouts that ggml no longer reads.
 _ROWS = (
     (0, "F32", 1, 4),
@@ -64,28 +64,28 @@ TYPES: dict[str, GGMLType] = {t.name: t for t in TYPES_BY_ID.values()}
 
 
 def row_bytes(type_name: str, ne0: int) -> int:
-    """Bytes of one row of `ne0` elements (`ggml_row_size` in ggml/src/ggml.c).
+    """Bytes of one row of ``ne0`` elements (``ggml_row_size`` in ggml/src/ggml.c).
 
     Raises:
-        ValueError: the type is unknown, or `ne0` is negative or not a whole number of blocks.
+        ValueError: the type is unknown, or ``ne0`` is negative or not a whole number of blocks.
     """
     t = TYPES.get(type_name)
     if t is None:
         raise ValueError(f"{type_name!r} is not a ggml tensor type; known are {', '.join(TYPES)}.")
     if ne0 < 0 or ne0 % t.block_elems:
-        raise ValueError(f"A row of {ne0} elements is not a whole number of {type_name} blocks of {t.block_elems}.")
+        raise ValueError(f"a row of {ne0} elements is not a whole number of {type_name} blocks of {t.block_elems}.")
     return ne0 // t.block_elems * t.block_bytes
 
 
 class ValueType(NamedTuple):
-    """A metadata value type: its id, llama.cpp's short name, and its `struct` code ("" for str and arr)."""
+    """A metadata value type: its id, llama.cpp's short name, and its ``struct`` code ("" for str and arr)."""
 
     id: int
     name: str
     code: str
 
 
-# `enum gguf_type` in ggml/include/gguf.h
+# ``enum gguf_type`` in ggml/include/gguf.h
 VALUE_TYPES: tuple[ValueType, ...] = tuple(
     ValueType(i, name, code)
     for i, (name, code) in enumerate(

@@ -13,9 +13,9 @@ _INT_RANGES = (("u32", 0, 2**32), ("i32", -(2**31), 2**31), ("u64", 0, 2**64), (
 
 @dataclass(frozen=True)
 class Typed:
-    """A metadata value, or list of values, whose type is chosen instead of inferred: `Typed("u16", 3)`.
+    """A metadata value, or a list of values, with its type given instead of inferred: ``Typed("u16", 3)``.
 
-    `type` is one of llama.cpp's names: u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool str.
+    ``type`` is one of llama.cpp's names: u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool str.
     """
 
     type: str
@@ -28,43 +28,43 @@ def write_header(
     *,
     alignment: int = DEFAULT_ALIGNMENT,
 ) -> bytes:
-    """Build magic, metadata and tensor table (`gguf_write_out` in ggml/src/gguf.cpp).
+    """The magic, the metadata and the tensor table (``gguf_write_out`` in ggml/src/gguf.cpp).
 
-    Tensors lie one after the other, each padded to `alignment`, as llama.cpp demands.
+    Tensors lie one after the other, each padded to ``alignment``, as llama.cpp requires.
 
     Args:
         metadata: values by key. bool, float (f32), str and int (u32, or the first of i32, u64, i64 that holds it) are
-            stored as such, a list as an array of one of these; `Typed` picks another type.
+            stored as such, a list as an array of one of these; ``Typed`` picks another type.
         tensors: (name, dims, type) with dims in ggml's order, dims[0] being the row length.
-        alignment: of the tensor data, in bytes; written as `general.alignment` if it is not 32.
+        alignment: of the tensor data, in bytes; written as ``general.alignment`` if it is not 32.
 
     Returns:
-        The header, padded to `alignment`: its length is the position of the first tensor's data.
+        The header, padded to ``alignment``: its length is the position of the first tensor's data.
 
     Raises:
         ValueError: llama.cpp would refuse the file; the message names the key or tensor.
     """
     if alignment <= 0 or alignment & (alignment - 1) or alignment >= 2**32:
-        raise ValueError(f"Alignment {alignment} is not a power of two that fits 32 bits.")
+        raise ValueError(f"alignment {alignment} is not a power of two that fits 32 bits.")
     if "general.alignment" in metadata:
-        raise ValueError("Give the alignment as an argument; general.alignment is written from it.")
+        raise ValueError("give the alignment as an argument; general.alignment is written from it.")
     if alignment != DEFAULT_ALIGNMENT:
         metadata = {**metadata, "general.alignment": alignment}
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
     for key, value in metadata.items():
         if not key:
-            raise ValueError("A metadata key is empty.")
+            raise ValueError("a metadata key is empty: give it a name.")
         out += _string(key) + _value(key, value)
     offset = 0
     seen: set[str] = set()
     for name, dims, type_name in tensors:
         if name in seen:
-            raise ValueError(f"Tensor {name!r} is listed twice.")
+            raise ValueError(f"tensor {name!r} is listed twice: tensor names must differ.")
         seen.add(name)
         if len(name.encode()) >= MAX_NAME:
-            raise ValueError(f"Tensor name {name!r} is longer than {MAX_NAME - 1} bytes.")
+            raise ValueError(f"tensor name {name!r} is longer than {MAX_NAME - 1} bytes.")
         if not 1 <= len(dims) <= MAX_DIMS or min(dims) < 0:
-            raise ValueError(f"Tensor {name!r} has dimensions {tuple(dims)}; it takes 1 to {MAX_DIMS}, none negative.")
+            raise ValueError(f"tensor {name!r} has dimensions {tuple(dims)}; it takes 1 to {MAX_DIMS}, none negative.")
         nbytes = row_bytes(type_name, dims[0])
         for n in dims[1:]:
             nbytes *= n
@@ -87,7 +87,7 @@ def _value(key: str, value: Any) -> bytes:
     items = list(value) if is_array else [value]
     type_name = explicit or _infer(key, items)
     if type_name not in _BY_NAME or type_name == "arr":
-        raise ValueError(f"Metadata {key!r}: {type_name!r} is not a value type.")
+        raise ValueError(f"metadata {key!r}: {type_name!r} is not a value type.")
     kind = _BY_NAME[type_name]
     out = bytearray()
     if is_array:
@@ -100,7 +100,7 @@ def _value(key: str, value: Any) -> bytes:
         else:
             out += b"".join(_string(item) for item in items)
     except (struct.error, OverflowError, AttributeError) as e:
-        raise ValueError(f"Metadata {key!r}: {value!r} cannot be stored as {type_name} ({e}).") from e
+        raise ValueError(f"metadata {key!r}: {value!r} cannot be stored as {type_name} ({e}).") from e
     return bytes(out)
 
 
@@ -115,5 +115,5 @@ def _infer(key: str, items: list[Any]) -> str:
         for name, low, end in _INT_RANGES:
             if low <= min(items) and max(items) < end:
                 return name
-        raise ValueError(f"Metadata {key!r}: an integer needs more than 64 bits.")
-    raise ValueError(f"Metadata {key!r}: no value type for {items!r}; give one with Typed.")
+        raise ValueError(f"metadata {key!r}: an integer needs more than 64 bits.")
+    raise ValueError(f"metadata {key!r}: no value type for {items!r}; give one with Typed.")

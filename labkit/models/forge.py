@@ -1,4 +1,4 @@
-"""Write a GGUF with the shape of a published model and none of its knowledge.
+"""Write a GGUF file with the shape of a published model and without its weights.
 
 The file has the real metadata, tensor names, types and sizes, so llama.cpp maps, reads and computes exactly as with
 the real one. The text it generates is meaningless: the weights are zeros (a hole in a sparse file, which takes
@@ -33,9 +33,9 @@ class Forged:
 
     Attributes:
         file_bytes: its length.
-        disk_bytes: what it takes up; far less than its length if it is sparse.
+        disk_bytes: what it takes up on the disk; far less than its length if it is sparse.
         header: its metadata and tensor table.
-        reused: it was there already.
+        reused: whether the same file was there already.
     """
 
     path: Path
@@ -52,7 +52,7 @@ def models_dir() -> Path:
 
 
 def default_path(shape: shapes.Shape | str, quant: str, *, fill: bool = False, seed: int = 0) -> Path:
-    """Where ``forge`` puts a file that was given no path.
+    """The file that ``forge`` writes if it is given no path.
 
     Raises:
         ShapeError: no such shape or mixture.
@@ -86,12 +86,12 @@ def forge(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Forged:
-    """Write a model of a published shape, or find the same one already written.
+    """Write a model of a published shape, unless the same one is already there.
 
     A sparse file behaves like the real one in memory and in speed once it is in the page cache, but nothing is read
     from the disk: measure cold reads with ``fill=True``. Zeros also make the router of a mixture of experts choose the
     same experts for every token, so less memory is touched than in a real one; random weights choose different experts.
-    On a file system without sparse files (FAT, exFAT) the zeros take real space, which is checked first.
+    On a file system without sparse files (FAT, exFAT) the zeros take space on the disk, which is checked first.
 
     Args:
         shape: one of ``shapes.names()``, or a variant of one.
@@ -127,7 +127,7 @@ def forge(
 
 
 def _holds(path: Path, head: bytes, file_bytes: int) -> bool:
-    """Whether the file is the one wanted. The header names shape, mixture, fill and seed, so it decides."""
+    """Whether the file is the wanted one: it has the same header, which names shape, mixture, fill and seed."""
     try:
         with open(path, "rb") as file:
             return os.fstat(file.fileno()).st_size == file_bytes and file.read(len(head)) == head
@@ -143,7 +143,7 @@ def _refuse_foreign(path: Path) -> None:
     except gguf.GGUFError:
         ours = False
     if not ours:
-        raise ForgeError(f"{path} exists and was not forged, so it is left alone: choose another path.")
+        raise ForgeError(f"{path} exists and was not forged, so it is not overwritten: choose another path.")
 
 
 def _write(
@@ -173,7 +173,7 @@ def _write_rope_freqs(file: BinaryIO, header: gguf.Header, shape: shapes.Shape) 
 
 
 def _fill(file: BinaryIO, header: gguf.Header, seed: int, progress: Progress | None) -> None:
-    """Stream random weights. Each tensor reads the pool of its type from another place, so no two are alike."""
+    """Write random weights. Each tensor starts at another place in the pool of its type, so that no two are equal."""
     from labkit.blocks.random import random_blocks  # numpy: only here, so that importing labkit stays quick
 
     rng = random.Random(seed)

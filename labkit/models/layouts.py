@@ -1,7 +1,7 @@
-"""Which tensors an architecture has, and how large each is.
+"""The tensors of each architecture, with their dimensions.
 
 Names and dimensions are those of ``load_arch_tensors`` in src/models/ (llama.cpp 0c1e57098). To add an architecture,
-add a function that says what one of its blocks holds to ``_BLOCKS``.
+add a function to ``_BLOCKS`` that returns the tensors of one of its blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Value = int | float | str | bool | Sequence[int]
 
 
 class HasKeys(Protocol):
-    """What a layout needs to know of a shape; see ``shapes.Shape``."""
+    """What a layout reads of a shape; see ``shapes.Shape``."""
 
     @property
     def arch(self) -> str: ...
@@ -70,7 +70,7 @@ def _feed_forward(shape: HasKeys, i: int) -> Tensors:
 
 
 def _experts(shape: HasKeys, *, shared: int = 0) -> Tensors:
-    """A router and its experts; ``shared`` is the width of what every token passes through besides."""
+    """A router and its experts; ``shared`` is the width of the shared expert, which every token passes through."""
     embd, experts = shape.number("embedding_length"), shape.number("expert_count")
     ff = shape.number("expert_feed_forward_length", shape.number("feed_forward_length"))
     found: Tensors = {
@@ -167,7 +167,7 @@ def _gpt_oss(shape: HasKeys, i: int) -> Tensors:
 
 
 def _deepseek2(shape: HasKeys, i: int) -> Tensors:
-    """K and V are unpacked from a compressed vector: by k_b and v_b, which attention absorbs."""
+    """K and V are unpacked from a compressed vector by attn_k_b and attn_v_b."""
     embd, heads = shape.number("embedding_length"), shape.number("attention.head_count")
     rank, rotated = shape.number("attention.kv_lora_rank"), shape.number("rope.dimension_count")
     k, v = shape.number("attention.key_length_mla"), shape.number("attention.value_length_mla")

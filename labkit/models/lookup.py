@@ -1,4 +1,4 @@
-"""Find the model a learner names: the bundled one, a file, or a forged shape."""
+"""Find a model by its name: the bundled one, a file, or a forged shape."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BUNDLED = "smollm2"
 
 
 class ModelError(ValueError):
-    """There is no such model; one sentence says what can be named."""
+    """There is no such model; one sentence says which names there are."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A model's name and file. ``forged`` files have a real shape and made-up weights."""
+    """A model's name and file. ``forged``: it has a published shape and made-up weights."""
 
     name: str
     path: Path

@@ -1,7 +1,8 @@
-"""What a name like Q4_K_M means: the type of most tensors, and the exceptions.
+"""Mixtures such as Q4_K_M: the type of most tensors, and the exceptions.
 
-The rules are those of llama-quantize without an importance matrix: `llama_tensor_get_type_impl` in src/llama-quant.cpp
-(llama.cpp 0c1e57098). To add a mixture, add an entry to the table; ``tensortypes.assign`` applies it.
+The rules are those of llama-quantize without an importance matrix: ``llama_tensor_get_type_impl`` in
+src/llama-quant.cpp (llama.cpp 0c1e57098). To add a mixture, add an entry to the table; ``tensor_types.assign`` applies
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True)
 class Traits:
-    """What the rules need to know of a model besides its tensors' names and sizes.
+    """What the rules use of a model besides its tensors' names and sizes.
 
     Attributes:
         arch: ``general.architecture``.
@@ -41,7 +42,7 @@ class Traits:
 
 
 When = Callable[[int, int, Traits], bool]
-"""Does a rule apply to the i-th of n layers of this model?"""
+"""Whether a rule applies to the i-th of n layers of this model."""
 
 
 @dataclass(frozen=True)
@@ -180,5 +181,5 @@ def find(quant: str) -> Mixture:
     """
     mixture = MIXTURES.get(quant.upper())
     if mixture is None:
-        raise ShapeError(f"There is no mixture {quant!r}: choose one of {', '.join(MIXTURES)}.")
+        raise ShapeError(f"there is no mixture {quant!r}: choose one of {', '.join(MIXTURES)}.")
     return mixture

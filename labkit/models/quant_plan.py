@@ -1,6 +1,6 @@
 """What quantizing a model would give, from its header alone: the type of every tensor, and the size of the file.
 
-This is llama-quantize (src/llama-quant.cpp, llama.cpp 0c1e57098), and is checked against its dry run and its files.
+This is llama-quantize (src/llama-quant.cpp, llama.cpp 0c1e57098). Tests compare it with its dry run and its files.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _SPLIT_VALUE_BYTES = {"split.no": 2, "split.count": 2, "split.tensors.count": 4}
 
 
 class PlanError(ValueError):
-    """llama.cpp would abort or write a file that nobody can read; one sentence names the setting and what to do."""
+    """llama.cpp would abort, or write an unreadable file; one sentence names the setting and what to do."""
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """One tensor and what becomes of it.
+    """One tensor before and after quantizing.
 
     Attributes:
         dims: in ggml's order, the length of a row first.
-        source: its type in the model at hand.
+        source: its type before quantizing.
         type: its type after quantizing.
-        nbytes: its size then, without padding.
+        nbytes: its size after quantizing, without padding.
         wanted: the type the mixture asked for, if its rows do not divide into such blocks, else None.
     """
 
@@ -57,7 +57,7 @@ class PlannedTensor:
 
 @dataclass(frozen=True)
 class QuantPlan:
-    """A quantized model that need not exist.
+    """A quantized model, as predicted.
 
     Attributes:
         file_bytes: size of the file.
@@ -102,16 +102,16 @@ def plan_quant(
     token_embedding_type: str | None = None,
     output_tensor_type: str | None = None,
 ) -> QuantPlan:
-    """Predict what ``quantize`` makes of a model; nothing but its header is needed.
+    """Predict the file that ``quantize`` would write; only the header of the model is read.
 
     Args:
         header: of a file of any tensor types, or of a shape: ``gguf.read_header(forge.header_bytes(shape, "F16"))``.
             If it is in memory and lacks general.file_type or general.quantization_version, ``file_bytes`` can be 32
             bytes too large.
         quant: a mixture, such as ``"Q4_K_M"``.
-        imatrix: an importance matrix is used; a few mixtures then choose other types.
-        token_embedding_type: type of the token embedding, whatever the mixture says.
-        output_tensor_type: type of output.weight, whatever the mixture says.
+        imatrix: whether an importance matrix is used; a few mixtures then choose other types.
+        token_embedding_type: type of the token embedding instead of the mixture's.
+        output_tensor_type: type of output.weight instead of the mixture's.
 
     Raises:
         ShapeError: there is no such mixture.
@@ -122,7 +122,7 @@ def plan_quant(
     if header.alignment != DEFAULT_ALIGNMENT:
         raise PlanError(
             f"general.alignment is {header.alignment}: llama.cpp's quantizer writes tensors at multiples of "
-            f"{DEFAULT_ALIGNMENT} bytes all the same, so nothing could read the result; convert the model again."
+            f"{DEFAULT_ALIGNMENT} bytes all the same, so llama.cpp could not read the result; convert the model again."
         )
     by_name = {t.name: t for t in header.tensors}
     forced = {
@@ -159,7 +159,7 @@ def plan_quant(
 def _with_imatrix(
     choices: Iterable[Choice], by_name: dict[str, Tensor], wanted: str, n_layer: int, n_expert: int
 ) -> tuple[Choice, ...]:
-    """`llama_tensor_get_type_impl`, FFN_DOWN, with has_imatrix."""
+    """The choices with an importance matrix (``llama_tensor_get_type_impl``, FFN_DOWN, with has_imatrix)."""
     out, i = [], -1
     for choice in choices:
         tensor = by_name[choice.name]
@@ -172,7 +172,10 @@ def _with_imatrix(
 
 
 def _checked(forced: str, tensor: Tensor) -> str:
-    """A forced type skips the fallback (`llama_tensor_get_type`), so llama.cpp aborts where it does not fit."""
+    """The name of a forced type that fits a tensor, else PlanError.
+
+    llama.cpp does not fall back from a forced type (``llama_tensor_get_type``), and aborts where it does not fit.
+    """
     name = forced.upper()
     setting = "output_tensor_type" if tensor.name == "output.weight" else "token_embedding_type"
     if name not in FORCEABLE:
@@ -194,7 +197,7 @@ def _padded(n: int) -> int:
 def _data_offset(header: Header) -> int:
     """Length of the header that llama.cpp writes: the source's keys, two of them set, none about splits.
 
-    Source: `llama_model_quantize_impl`; `gguf_writer_base::write_tensor_meta` in ggml/src/gguf.cpp.
+    Source: ``llama_model_quantize_impl``; ``gguf_writer_base::write_tensor_meta`` in ggml/src/gguf.cpp.
     """
     first = [t for t in header.tensors if t.part == 0]
     before = sum(_row_bytes(t.name, t.dims) for t in first)
@@ -208,7 +211,7 @@ def _data_offset(header: Header) -> int:
 
 
 def _unpadded(header: Header, table_bytes: int) -> int:
-    """Where the tensor table ends. Only the keys tell, and a Header does not keep their length."""
+    """Where the tensor table ends, which depends on the length of the keys; a Header does not store that."""
     if header.path is None:
         return header.data_offset
     with open(header.parts[0], "rb") as file:

@@ -1,4 +1,4 @@
-"""Published model architectures: what tensors they have, and how large each is in any mixture.
+"""Published model architectures: their tensors, and the size of each in any mixture.
 
 The catalogue is ``datasets/shapes.json``. Names, order and dimensions of tensors are those that llama.cpp's converter
 and llama-quantize write (conversion/, src/models/ and src/llama-quant.cpp at 0c1e57098).
@@ -47,15 +47,15 @@ class Shape:
         name: as in ``forge("llama-2-7b", …)``.
         title: as its publisher writes it.
         arch: llama.cpp's name of the architecture.
-        source: address of the config.json the figures come from.
+        source: address of the config.json that the figures come from.
         licence: of the published weights (a forged file contains none of them).
         n_params: trained parameters, as published; tables such as rope_freqs do not count.
         tied: the output layer reuses the token embedding, there is no output.weight.
         keys: GGUF hyperparameters without the architecture's prefix. A list has a value for each layer; a variant with
             fewer layers uses the first ones.
         rope_factors: parameters of Llama 3's frequency scaling, None for others.
-        note: what a reader may wonder about, or "".
-        dry_run_only: why this shape is not to be loaded for real, None if it may.
+        note: what differs from other shapes, or "".
+        dry_run_only: why this shape is only for dry runs; None if it can be loaded.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a model that need not exist.
+    """One tensor of a shape in a mixture.
 
     Attributes:
         dims: in ggml's order, dims[0] is the length of a row.
@@ -139,12 +139,12 @@ def get(name: str) -> Shape:
     shape = _catalogue().get(name.lower())
     if shape is None:
         close = difflib.get_close_matches(name.lower(), names(), n=3, cutoff=0.4) or names()
-        raise ShapeError(f"There is no shape {name!r}: did you mean {' or '.join(close)}?")
+        raise ShapeError(f"there is no shape {name!r}: did you mean {' or '.join(close)}?")
     return shape
 
 
 def variant(shape: Shape, name: str, keys: Mapping[str, Value]) -> Shape:
-    """A shape nobody published: ``shape`` with some hyperparameters changed, to be forged under ``name``.
+    """``shape`` with some hyperparameters changed, to be forged under ``name``.
 
     Args:
         keys: without the architecture's prefix, as in ``{"embedding_length": 64}``.
@@ -174,7 +174,7 @@ def _tensors(shape: Shape, quant: str) -> tuple[TensorSpec, ...]:
 
 
 def metadata(shape: Shape | str, quant: str) -> dict[str, Any]:
-    """GGUF metadata of a shape: what llama.cpp needs to run it, without a tokenizer (``tokenizer.ggml.model`` "none").
+    """GGUF metadata of a shape, enough for llama.cpp to run it; without a tokenizer (``tokenizer.ggml.model`` "none").
 
     Raises:
         ShapeError: no such shape or mixture.
@@ -199,7 +199,8 @@ def _for_layers(value: Value, n_layer: int) -> Value:
 def rope_freqs(shape: Shape) -> list[float] | None:
     """Values of rope_freqs.weight, by which Llama 3 divides its rotation frequencies; None for other shapes.
 
-    Source: ``LlamaModel.generate_extra_tensors`` in conversion/llama.py. Zeros would be divided by.
+    Source: ``LlamaModel.generate_extra_tensors`` in conversion/llama.py. They cannot be zeros in a forged file, since
+    llama.cpp divides by them.
     """
     if shape.rope_factors is None:
         return None
@@ -211,6 +212,6 @@ def rope_freqs(shape: Shape) -> list[float] | None:
     for i in range(0, dim, 2):
         wavelength = 2 * math.pi * base ** (i / dim)
         smooth = (context / wavelength - p["low_freq_factor"]) / (p["high_freq_factor"] - p["low_freq_factor"])
-        smooth = min(max(smooth, 0.0), 1.0)  # long waves are stretched by `factor`, short ones not at all
+        smooth = min(max(smooth, 0.0), 1.0)  # long waves are stretched by ``factor``, short ones not at all
         values.append(1 / ((1 - smooth) / p["factor"] + smooth))
     return values

@@ -1,8 +1,8 @@
 """Which type every tensor of a model gets in a mixture.
 
-This is llama-quantize without an importance matrix: `tensor_allows_quantization`, `llama_tensor_get_type_impl` and
-`tensor_type_fallback` in src/llama-quant.cpp (llama.cpp 0c1e57098). It holds for any model, forged or not, but for
-glm5-next, which has rules of its own. The check is llama.cpp's own dry-run quantization.
+This is llama-quantize without an importance matrix: ``tensor_allows_quantization``, ``llama_tensor_get_type_impl`` and
+``tensor_type_fallback`` in src/llama-quant.cpp (llama.cpp 0c1e57098). It holds for any model, forged or not, except
+glm5-next, which has rules of its own. Tests compare it with llama.cpp's own dry-run quantization.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _KEPT = re.compile(
 )
 
 
-# Matrices the converter writes as f32 even where the rest becomes f16.
+# Matrices that the converter writes as f32 even where the others become f16.
 _F32 = re.compile(
     r"_norm\.weight|ffn_gate_inp(_shexp)?\.weight|altup_(correct|predict)_coef|ssm_conv1d|shortconv\.conv\.weight"
     r"|indexer\.proj|position_embd|token_types|time_mix_(first|w[12]|decay_w[12]|lerp_fused)\.weight"
@@ -58,7 +58,7 @@ _F32 = re.compile(
 
 
 def traits(metadata: Mapping[str, Any], names: Iterable[str]) -> Traits:
-    """Read what the rules need from a GGUF's metadata and tensor names.
+    """What the rules use of a model, from its metadata and tensor names.
 
     Raises:
         ValueError: the metadata does not describe a language model.
@@ -68,7 +68,7 @@ def traits(metadata: Mapping[str, Any], names: Iterable[str]) -> Traits:
     kv_heads = _first_layer(metadata.get(f"{arch}.attention.head_count_kv", heads))
     n_layer = metadata.get(f"{arch}.block_count")
     if arch is None or n_layer is None:
-        raise ValueError("The metadata names no architecture with layers, so no mixture applies to this file.")
+        raise ValueError("the metadata names no architecture with layers, so no mixture applies to this file.")
     return Traits(
         arch=arch,
         n_layer=n_layer,
@@ -89,7 +89,7 @@ def layer_of(name: str) -> int:
 
 
 def file_order(name: str) -> tuple[int, str]:
-    """Sort key: the order in which llama-quantize writes tensors (`weight_name_comparer`, src/llama-model-loader.h)."""
+    """The order in which llama-quantize writes tensors (``weight_name_comparer`` in src/llama-model-loader.h)."""
     return layer_of(name), name
 
 
@@ -115,7 +115,7 @@ def assign(tensors: Iterable[tuple[str, Sequence[int], str]], quant: str, model:
             continue
         role = _role(name)
         i = seen[role] = seen.get(role, -1) + 1
-        # Experts of one layer may be several tensors, so there the layer is read from the name.
+        # Experts of one layer may be several tensors, so their layer is read from the name.
         if role == "ffn_down" and model.n_expert > 1:
             i = layer_of(name)
         wanted = _wanted(mixture, role, dims, i, n_attn_v if role == "attn_v" else model.n_layer, model)
@@ -131,7 +131,7 @@ def choose(name: str, wanted: str, ne0: int) -> Choice:
 
 
 def converted(name: str, dims: Sequence[int]) -> str:
-    """The type a tensor has in a file that llama.cpp's converter writes as F16 (`prepare_tensors`, conversion/base.py).
+    """The type a tensor has in a file converted as F16 (``prepare_tensors`` in conversion/base.py).
 
     What it keeps in f32 is what llama-quantize leaves alone, except for a few matrices of Gemma 3n.
     """
@@ -158,7 +158,7 @@ def _wanted(mixture: Mixture, role: str, dims: Sequence[int], i: int, n: int, mo
     if base == "F16":
         return base
     is_output = role == "output" or (role == "token_embd" and model.tied)
-    if base == "MXFP4":  # matrices in stacks, which are mostly experts; the rest hardly matters for the size
+    if base == "MXFP4":  # for stacks of matrices, which are mostly experts; the others hardly count for the size
         return base if len(dims) > 2 and dims[2] > 1 and not is_output else "Q8_0"
     if is_output:
         if model.arch == "falcon" or dims[0] % TYPES[base].block_elems:
@@ -167,7 +167,7 @@ def _wanted(mixture: Mixture, role: str, dims: Sequence[int], i: int, n: int, mo
     if model.n_expert == 8 and role in ("attn_v", "attn_k"):
         return "Q8_0"
     wanted = next((type_ for when, type_ in mixture.rules.get(role, ()) if when(i, n, model)), base)
-    # Eight query heads share one value head, so this tensor is small and better bits cost little.
+    # Eight query heads share one value head, so this tensor is small and more bits cost little memory.
     if role == "attn_v" and model.is_70b and wanted in ("Q3_K", "Q4_K"):
         return "Q5_K"
     return wanted

@@ -253,7 +253,7 @@ def test_refuses_to_encode_what_a_block_cannot_hold():
         blocks.encode("Q6_K", np.zeros(256))
     with pytest.raises(ValueError, match="100 weights are not a whole number of Q8_0 blocks of 32"):
         blocks.encode("Q8_0", np.zeros(100))
-    with pytest.raises(ValueError, match="infinite or no numbers"):
+    with pytest.raises(ValueError, match="infinite or not numbers"):
         blocks.encode("Q8_0", np.full(32, np.nan))
     for type_name in blocks.ENCODABLE:
         with pytest.raises(ValueError, match="does not fit in an f16"):

@@ -88,11 +88,11 @@ def test_filled_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("SmolLM2", ModelError, "there is no model 'SmolLM2'"),
         ("missing.gguf", GGUFError, "missing.gguf: there is no such file."),
         (Path("missing"), GGUFError, "missing: there is no such file."),
-        ("llama-2-8b:Q4_K_M", ModelError, "There is no shape 'llama-2-8b': did you mean"),
-        ("llama-2-7b:Q9", ModelError, "There is no mixture 'Q9': choose one of"),
-        ("llama-2-7b:", ModelError, "There is no mixture ''"),
+        ("llama-2-8b:Q4_K_M", ModelError, "there is no shape 'llama-2-8b': did you mean"),
+        ("llama-2-7b:Q9", ModelError, "there is no mixture 'Q9': choose one of"),
+        ("llama-2-7b:", ModelError, "there is no mixture ''"),
         ("llama-2-7b:Q4_K_M:full", ModelError, "'llama-2-7b:Q4_K_M:full' is not a model: write SHAPE:QUANT"),
-        (":", ModelError, "There is no shape ''"),
+        (":", ModelError, "there is no shape ''"),
     ],
 )
 def test_what_is_no_model(
