@@ -1,8 +1,8 @@
-"""What the labs' folders offer, found by looking: a lab is a folder ``labNN`` with any of these modules in it.
+"""What the labs offer, found by looking into their folders: no list is kept elsewhere.
 
-``figures`` (pictures), ``panels`` (controls), ``exercises`` (checks of answers), ``claims`` (checks of claims) and
-``needs`` (what it wants of a computer). Each names what it offers in ``__all__``; ``claims`` offers ``CHECKS``, ``needs``
-offers ``check``. No list is kept elsewhere.
+A lab is a folder ``labNN`` with any of these modules in it. ``figures`` (pictures), ``panels`` (controls) and
+``exercises`` (checks of answers) name what they offer in ``__all__``. ``claims`` has ``CHECKS``, the checks of claims
+by id. ``needs`` has ``check``, which says whether the lab runs on this computer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+NAMED = ("figures", "panels", "exercises")
+"""Kinds of modules that offer what ``__all__`` names. No two labs may offer the same name."""
+
 
 def labs() -> list[str]:
     """The names of the labs' folders, in order."""
@@ -25,7 +28,7 @@ def labs() -> list[str]:
 
 
 def modules(kind: str) -> Iterator[ModuleType]:
-    """The module of this kind of each lab that has one, imported one by one."""
+    """The module of this name of each lab that has one. Each is imported when its turn comes."""
     for lab in labs():
         name = f"labkit.course.{lab}.{kind}"
         if find_spec(name) is not None:
@@ -33,12 +36,15 @@ def modules(kind: str) -> Iterator[ModuleType]:
 
 
 def names(kind: str) -> list[str]:
-    """Everything that the labs offer of this kind."""
+    """The names of everything that the labs offer of a kind in ``NAMED``."""
     return sorted({name for module in modules(kind) for name in module.__all__})
 
 
 def find(kind: str, name: str) -> Any:
-    """The thing of this name.
+    """What a lab offers by this name.
+
+    Args:
+        kind: one of ``NAMED``.
 
     Raises:
         AttributeError: no lab offers it.

@@ -1,7 +1,7 @@
-"""Controls around figures and experiments, for notebooks (``lk.panels``). Each panel is drawn once at its defaults.
+"""Panels of all labs, for notebooks (``lk.panels``): controls around a picture. ``panelkit`` says what they share.
 
-They are found in the labs' folders. A panel changes the value of an Image or HTML widget; it never prints. Slow work
-happens in a child process, watched by a thread, with a progress bar and a button that stops it.
+They are found in the labs' folders. A panel that only predicts has a picture from the start. One that measures does so
+in a child process, when its Run button is pressed, and shows first what is known already.
 """
 
 from __future__ import annotations

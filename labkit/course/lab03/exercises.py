@@ -78,7 +78,7 @@ def crossover(answer: Any) -> Verdict:
 
 
 def kv_of(answer: Any) -> Verdict:
-    """Lab 03: a function (layers, KV heads, size of a head, n_ctx, bits per number of K, of V) -> its bytes."""
+    """Lab 03: bytes of a cache, by a function (layers, KV heads, size of a head, n_ctx, bits per number of K, of V)."""
     sizes = {_arguments(*one): _cache_bytes(*one) for one in CACHES}
     return check_function(
         answer,
