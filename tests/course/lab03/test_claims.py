@@ -417,7 +417,7 @@ def test_each_claim_of_lab_03_has_a_check_that_can_say_more_than_one_thing() -> 
         ("C048", lambda: World(grown=growth(faults=None)), "page faults"),
         ("C049", lambda: World(words=(b"slot_info",)), "names of llama.cpp's own parts"),
         ("C057", lambda: World(timed=[replace(one, decode_ms=(5, 9, 7) if one.type_k == "f16" else (9, 5, 7))
-                                      for one in speeds({"q8_0": (1, 1), "q4_0": (1, 1)})]), "too noisy"),
+                                      for one in speeds({"q8_0": (1, 1), "q4_0": (1, 1)})]), "vary too much"),
     ],
 )  # fmt: skip
 def test_figures_that_decide_nothing_leave_a_claim_open(name: str, world: Callable[[], World], reason: str) -> None:

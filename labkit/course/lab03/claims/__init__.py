@@ -1,5 +1,6 @@
-"""The checks of lab 03's claims: what the cache takes, what using it costs, and which options there are."""
+"""The checks of lab 03's claims: what the cache takes, how it is made and filled, what it costs, and its options."""
 
-from labkit.course.lab03.claims import options, size, use
+from labkit.course.claims.rules import checks_in
+from labkit.course.lab03.claims import cost, memory, options, size
 
-CHECKS = dict(sorted((size.CHECKS | use.CHECKS | options.CHECKS).items()))
+CHECKS = checks_in(size, options, memory, cost)
