@@ -1,4 +1,4 @@
-"""Simulated caches against cases counted by hand, and what must hold whatever the trace."""
+"""Simulated caches compared with cases counted by hand, and what must hold for every trace."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_contiguous_reserves_a_fixed_length() -> None:
     assert (found[-1].free, found[-1].longest_admitted, found[-1].wasted) == (2, 0, 3)
 
 
-def test_contiguous_refuses_what_fits_into_no_hole() -> None:
+def test_contiguous_refuses_a_request_that_fits_into_no_free_run() -> None:
     trace = [add(0, 3), add(1, 3), add(2, 3), remove(1), add(3, 4), add(3, 3)]
     hole, refused, placed = simulate("contiguous", trace, n_cells=12)[-3:]
     assert hole.cells.tolist() == cells("000...222...")
@@ -67,14 +67,14 @@ def test_contiguous_refuses_what_fits_into_no_hole() -> None:
     assert placed.admitted and placed.cells.tolist() == cells("000333222...")  # first fit
 
 
-def test_a_refused_branch_does_not_grow() -> None:
+def test_a_sequence_whose_copy_was_refused_does_not_grow() -> None:
     trace = [add(0, 4), copy(0, 1), add(1, 1), remove(1), add(1, 1)]
     found = simulate("contiguous", trace, n_cells=7)
     assert [usage.admitted for usage in found] == [True, False, False, True, True]
     assert found[-1].cells.tolist() == cells("00001..")
 
 
-def test_contiguous_moves_the_rest_up() -> None:
+def test_contiguous_moves_the_tokens_after_a_removed_part() -> None:
     trace = [add(0, 6), *context_shift(0, n_keep=1, n_discard=3), add(0, 2)]
     removed, shifted, grown = simulate("contiguous", trace, n_cells=8)[1:]
     assert removed.cells.tolist() == shifted.cells.tolist() == cells("000___..")
@@ -101,7 +101,7 @@ def test_paged_copies_a_shared_block_only_when_it_is_written() -> None:
     assert shared.cells.tolist() == cells("MMMMMM__........")
     assert (shared.used, shared.wasted, shared.free) == (6, 2, 8)
     assert written.cells.tolist() == cells("MMMM00__111_....")
-    assert other.cells.tolist() == cells("MMMM000_111_....")  # nobody shares its block any more
+    assert other.cells.tolist() == cells("MMMM000_111_....")  # no other sequence has its block any more
     assert gone.cells.tolist() == cells("1111....111_....")
 
 
@@ -110,7 +110,7 @@ def test_a_full_shared_block_is_never_copied() -> None:
     assert found.admitted and found.cells.tolist() == cells("MMMM1___")
 
 
-def test_paged_has_no_way_to_cut_the_middle() -> None:
+def test_paged_refuses_to_remove_from_the_middle() -> None:
     trace = [add(0, 8), *context_shift(0, n_keep=1, n_discard=3), remove(0, 5), shift(0, 7, -1, -1), add(1, 1)]
     found = simulate("paged", trace, n_cells=12, block=4)
     assert [usage.admitted for usage in found] == [True, False, False, True, True, True]
@@ -128,7 +128,7 @@ def test_the_ring_overwrites_the_oldest() -> None:
     assert third.admitted and third.longest_admitted == 6
 
 
-def test_the_ring_comes_round_before_it_fills_a_hole() -> None:
+def test_the_ring_fills_an_empty_cell_only_when_it_reaches_it() -> None:
     hole, written, copied = simulate("ring", [add(0, 2), add(1, 2), remove(0), add(2, 2), copy(2, 0)], n_cells=5)[2:]
     assert (hole.cells.tolist(), hole.free, hole.lost) == (cells("..11."), 3, 0)
     assert (written.cells.tolist(), written.lost) == (cells("2.112"), 0)
@@ -137,9 +137,9 @@ def test_the_ring_comes_round_before_it_fills_a_hole() -> None:
 
 def test_a_sequence_longer_than_the_ring_keeps_its_end() -> None:
     ring = Ring(4)
-    assert ring.do(add(0, 6)) and ring.positions == {0: [2, 3, 4, 5]} and ring.lost == 2
-    assert ring.do(shift(0, 4, -1, -1)) and ring.positions == {0: [2, 3, 3, 4]}
-    assert ring.do(remove(0, 3, 4)) and ring.positions == {0: [2, 4]}
+    assert ring.apply(add(0, 6)) and ring.positions == {0: [2, 3, 4, 5]} and ring.lost == 2
+    assert ring.apply(shift(0, 4, -1, -1)) and ring.positions == {0: [2, 3, 3, 4]}
+    assert ring.apply(remove(0, 3, 4)) and ring.positions == {0: [2, 4]}
     assert ring.cells().tolist() == cells(".00.")  # the last token lies in cell 1, the first left in cell 2
 
 
@@ -159,7 +159,7 @@ def test_one_stream_reserves_nothing() -> None:
     assert not usage.admitted and not usage.simulated and usage.lost == 0
 
 
-def test_streams_of_their_own_are_reservations() -> None:
+def test_a_stream_for_each_sequence_is_a_reservation() -> None:
     (usage,) = usage_of([snapshot("0.........22", streams=3)])
     assert usage.cells.tolist() == cells("0___....__22")
     assert (usage.used, usage.reserved, usage.free, usage.longest_admitted) == (3, 8, 4, 4)
@@ -172,7 +172,7 @@ def test_streams_of_their_own_are_reservations() -> None:
 # All of them
 
 
-def test_the_demonstration_tells_them_apart() -> None:
+def test_the_policies_refuse_different_steps_of_the_demonstration() -> None:
     trace = demo_trace()
     refused = {kind: [str(u.step) for u in simulate(kind, trace) if not u.admitted] for kind in KINDS}
     assert refused == {
@@ -198,7 +198,7 @@ STEPS = st.one_of(
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[Step]:
-    """Steps that any cache can be asked: a copy goes to a sequence that was removed just before."""
+    """Steps that every cache accepts as input: a copy goes to a sequence that was removed just before."""
     found: list[Step] = []
     for step in draw(st.lists(STEPS, min_size=1, max_size=12)):
         found.append(step)
@@ -235,7 +235,7 @@ def test_what_holds_after_every_step(trace: list[Step], kind: str) -> None:
 def test_blocks_and_their_references(trace: list[Step], block: int) -> None:
     policy = Paged(96, block=block)
     for step in trace:
-        policy.do(step)
+        policy.apply(step)
         tables = policy.tables
         assert set(tables) == set(policy.positions)
         held = [index for table in tables.values() for index in table]
@@ -252,10 +252,10 @@ def test_blocks_and_their_references(trace: list[Step], block: int) -> None:
 def test_a_new_request_of_the_longest_size_is_admitted_and_one_more_is_not(trace: list[Step]) -> None:
     for policy in (Contiguous(96), Contiguous(96, reserve=32), Paged(96)):
         for step in trace:
-            policy.do(step)
+            policy.apply(step)
         longest = policy.longest(policy.cells())
-        assert not policy.do(add(9, longest + 1))
-        assert longest == 0 or policy.do(add(9, longest))
+        assert not policy.apply(add(9, longest + 1))
+        assert longest == 0 or policy.apply(add(9, longest))
 
 
 @settings(max_examples=60, deadline=None)
@@ -265,7 +265,7 @@ def test_the_ring_loses_what_it_does_not_hold(trace: list[Step]) -> None:
     for step in trace:
         held, lost = sum(map(len, ring.positions.values())), ring.lost
         source = len(ring.positions.get(step.seq, []))
-        ring.do(step)
+        ring.apply(step)
         now = sum(map(len, ring.positions.values()))
         written = {"add": step.n or 0, "copy": source}.get(step.op)
         if written is not None:

@@ -1,7 +1,7 @@
-"""What a KV cache makes of its memory, step by step: llama.cpp's own cells beside three simulated caches.
+"""How four KV caches use their cells, step by step: llama.cpp's own, and three simulated ones.
 
-The simulated ones run no model and only keep books, from the same trace that ``slots.slot_map`` runs in llama.cpp.
-Whatever the policy, all its cells are allocated at the beginning: the question is how many requests they hold.
+The simulated caches run no model. They follow the same trace that ``slots.slot_map`` runs in llama.cpp, and only keep
+track of cells. Every cache allocates all its cells at the start; the question is how many requests they hold.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Usage:
     """The cells of one policy after one step.
 
     Attributes:
-        cells: for each cell its sequence, -1 empty, -2 shared by several, -3 held for a sequence but without a token;
-            shape (n_cells,).
-        used: cells with a token; a shared one counts once.
+        cells: for each cell its sequence, or -1 empty, -2 shared by several sequences, -3 reserved for a sequence but
+            without a token; shape (n_cells,).
+        used: cells with a token; a shared cell counts once.
         reserved: cells that are not free for another sequence: ``used`` and ``wasted``.
         wasted: reserved cells without a token (internal fragmentation).
         free: cells that are not reserved.
         largest_free_run: length of the longest unbroken run of free cells.
-        fragmentation: the share of the free cells that one new request cannot have, because they do not lie together
+        fragmentation: the share of the free cells that one new request cannot have, because they are not adjacent
             (external fragmentation); 0 where tokens or blocks can go anywhere, and where nothing is free.
-        longest_admitted: tokens of the longest new request that would be let in now, if it does not grow.
+        longest_admitted: tokens of the longest new request that would be admitted now, if it does not grow.
         admitted: whether the step was carried out; if not, nothing changed.
-        lost: tokens overwritten since the beginning, while their sequence still had them.
+        lost: tokens overwritten since the start while their sequence still had them.
         simulated: False for llama.cpp's own cells.
     """
 
@@ -61,9 +61,9 @@ def simulate(
     """Run a trace through a simulated cache and return its cells after each step.
 
     Args:
-        kind: ``contiguous``, ``paged`` or ``ring``; what each simplifies stands with its class in ``policies``.
+        kind: ``contiguous``, ``paged`` or ``ring``; the classes in ``policies`` say what each of them simplifies.
         n_cells: tokens that the cache can hold.
-        reserve: contiguous only: cells for every sequence; None gives each what it will need at most.
+        reserve: contiguous only: cells for every sequence; None gives each sequence the most that it will need.
         block: paged only: cells of a block.
 
     Raises:
@@ -83,7 +83,7 @@ def simulate(
         raise SlotsError(f"{kind!r} is not a simulated cache: choose one of {', '.join(KINDS)}.")
     found = []
     for number, step in enumerate(trace, start=1):
-        admitted = policy.do(step, trace[number:])
+        admitted = policy.apply(step, trace[number:])
         cells = policy.cells()
         usable, longest = policy.usable(cells), policy.longest(cells)
         found.append(_usage(step, cells, usable, longest, admitted, lost=policy.lost, simulated=True))
@@ -91,10 +91,10 @@ def simulate(
 
 
 def usage_of(snapshots: Sequence[Snapshot]) -> tuple[Usage, ...]:
-    """llama.cpp's own cells, as they were, in the same terms.
+    """llama.cpp's own cells in the same terms.
 
-    In one stream any free cell will do: nothing is reserved, and nothing is out of reach. Where every sequence has a
-    stream of its own, the rest of a stream in use is held for its sequence, and a new request needs an empty stream.
+    In one stream a token can go into any free cell: nothing is reserved. Where every sequence has a stream of its own,
+    the free cells of a stream in use are reserved for its sequence, and a new request needs an empty stream.
     """
     found = []
     for snapshot in snapshots:
@@ -111,6 +111,7 @@ def usage_of(snapshots: Sequence[Snapshot]) -> tuple[Usage, ...]:
 def _usage(
     step: Step, cells: NDArray[np.int64], usable: int, longest: int, admitted: bool, *, lost: int, simulated: bool
 ) -> Usage:
+    """The cells after a step, counted."""
     free, wasted = int((cells == EMPTY).sum()), int((cells == RESERVED).sum())
     return Usage(
         step=step,

@@ -1,4 +1,4 @@
-"""Three simulated KV caches: contiguous reservation, paged blocks, a ring."""
+"""Three simulated KV caches: contiguous reservation, paged blocks, a ring buffer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.course.lab03.cachesim.bookkeeping import Policy, largest_run, within
+from labkit.course.lab03.cachesim.bookkeeping import Policy, in_range, largest_run
 from labkit.experiments.cache_trace import SlotsError, Step
 
 
 class Contiguous(Policy):
-    """Each sequence reserves, when it is let in, one unbroken run of cells for the longest it may become; first fit.
+    """A sequence that is admitted reserves one unbroken run of cells for all tokens that it may ever have; first fit.
 
-    What servers did before PagedAttention: Kwon et al. 2023, "Efficient Memory Management for Large Language Model
-    Serving with PagedAttention", SOSP, section 3.1. With ``reserve`` every sequence gets that many cells; without it
-    each gets what it will need at most, known from the rest of the trace: the best case, the paper's "Oracle".
-    Simplified: a copy is a reservation of its own and a real copy; tokens behind a removed part move up, at no cost.
+    Servers did so before PagedAttention: Kwon et al. 2023, "Efficient Memory Management for Large Language Model
+    Serving with PagedAttention", SOSP, section 3.1. With ``reserve`` every sequence gets that many cells. Without it
+    each sequence gets the most that it will need, known from the rest of the trace: the paper's "Oracle".
+    Simplified: a copy has a reservation of its own; tokens after a removed part move up at no cost.
     """
 
     def __init__(self, n_cells: int, *, reserve: int | None = None) -> None:
@@ -27,10 +27,10 @@ class Contiguous(Policy):
         self.reserve = reserve
         self._regions: dict[int, range] = {}
 
-    def where(self, seq: int) -> Sequence[int]:
+    def cells_of(self, seq: int) -> Sequence[int]:
         return self._regions[seq][: len(self.positions[seq])]
 
-    def held(self) -> Sequence[int]:
+    def reserved(self) -> Sequence[int]:
         return [cell for region in self._regions.values() for cell in region]
 
     def usable(self, cells: NDArray[np.int64]) -> int:
@@ -40,15 +40,16 @@ class Contiguous(Policy):
         run = largest_run(cells)
         return run if self.reserve is None else self.reserve if run >= self.reserve else 0
 
-    def _grow(self, seq: int, n: int, peak: int) -> bool:
+    def _add_room(self, seq: int, n: int, peak: int) -> bool:
         if seq in self._regions:
             return len(self.positions[seq]) + n <= len(self._regions[seq])
         return self._admit(seq, n, peak)
 
-    def _share(self, src: int, dst: int, peak: int) -> bool:
+    def _copy_room(self, src: int, dst: int, peak: int) -> bool:
         return self._admit(dst, len(self.positions[src]), peak)
 
     def _admit(self, seq: int, n: int, peak: int) -> bool:
+        """Whether a new sequence has a reservation now, of which it needs ``n`` cells at once."""
         size = self.reserve or peak
         start = 0
         for region in sorted(self._regions.values(), key=lambda region: region.start):
@@ -60,20 +61,20 @@ class Contiguous(Policy):
         self._regions[seq] = range(start, start + size)
         return True
 
-    def _keep(self, seq: int, kept: list[int]) -> bool:
+    def _drop(self, seq: int, kept: list[int]) -> bool:
         if not kept:
             del self._regions[seq]
         return True
 
 
 class Paged(Policy):
-    """vLLM's cache: fixed blocks anywhere in memory, and for each sequence a table of its blocks.
+    """vLLM's cache: blocks of a fixed size anywhere in memory, and for each sequence a table of its blocks.
 
-    A copy shares blocks and counts references; who writes into a shared, partly filled block first gets a copy of it
-    (copy on write). Only a sequence's last block can be partly filled, so that it wastes fewer than ``block`` cells.
-    Source: Kwon et al. 2023, sections 4.1 to 4.4. Simplified: the lowest free block is taken, equal beginnings are not
-    found by themselves, and nothing is preempted or swapped out. Tokens in the middle cannot be removed, nor positions
-    shifted: a block is full or the last, and vLLM has no such step; it is refused.
+    A copy shares the blocks of its source, and references are counted. A sequence that writes into a shared, partly
+    filled block gets a copy of the block first (copy on write). Only the last block of a sequence can be partly filled,
+    so a sequence wastes fewer than ``block`` cells. Source: Kwon et al. 2023, sections 4.1 to 4.4. Simplified: the
+    lowest free block is taken, equal prompts are not detected, and nothing is preempted or swapped out. Removing tokens
+    from the middle and shifting positions are refused: every block but the last is full, and vLLM has no such steps.
     """
 
     def __init__(self, n_cells: int, *, block: int = 16) -> None:
@@ -84,14 +85,14 @@ class Paged(Policy):
         self.tables: dict[int, list[int]] = {}
         self._references = [0] * (n_cells // block)
 
-    def where(self, seq: int) -> Sequence[int]:
+    def cells_of(self, seq: int) -> Sequence[int]:
         table, block = self.tables[seq], self.block
         return [table[i // block] * block + i % block for i in range(len(self.positions[seq]))]
 
-    def held(self) -> Sequence[int]:
+    def reserved(self) -> Sequence[int]:
         return [cell for cell in range(self.n_cells) if self._references[cell // self.block]]
 
-    def _grow(self, seq: int, n: int, peak: int) -> bool:
+    def _add_room(self, seq: int, n: int, peak: int) -> bool:
         table, length = self.tables.get(seq, []), len(self.positions.get(seq, []))
         copied = length % self.block != 0 and self._references[table[-1]] > 1
         needed = self._blocks(length + n) - len(table) + copied
@@ -107,15 +108,16 @@ class Paged(Policy):
         return True
 
     def _blocks(self, n: int) -> int:
+        """Blocks for ``n`` tokens."""
         return -(-n // self.block)
 
-    def _share(self, src: int, dst: int, peak: int) -> bool:
+    def _copy_room(self, src: int, dst: int, peak: int) -> bool:
         self.tables[dst] = list(self.tables[src])
         for index in self.tables[dst]:
             self._references[index] += 1
         return True
 
-    def _keep(self, seq: int, kept: list[int]) -> bool:
+    def _drop(self, seq: int, kept: list[int]) -> bool:
         if kept != list(range(len(kept))):
             return False
         table = self.tables[seq]
@@ -126,35 +128,35 @@ class Paged(Policy):
         return True
 
     def _shift(self, step: Step) -> bool:
-        return not any(within(position, step) for position in self.positions.get(step.seq, []))
+        return not any(in_range(position, step) for position in self.positions.get(step.seq, []))
 
 
 class Ring(Policy):
-    """One ring of cells for all: each token goes into the next cell, whatever lies there. It loses the oldest.
+    """One ring buffer for all sequences: each token goes into the next cell and overwrites what is there, the oldest.
 
-    What a KV cache would be if it were a ring buffer, as is said of llama.cpp's. Simplified: a copy is written again,
-    token by token, and a removed token leaves its cell empty until the ring comes round.
+    Articles say that llama.cpp's cache is one. Simplified: a copy is written again, token by token, and the cell of a
+    removed token stays empty until the ring reaches it.
     """
 
     def __init__(self, n_cells: int) -> None:
         super().__init__(n_cells)
         self._next = 0
-        self._at: dict[int, list[int]] = {}
+        self._cells: dict[int, list[int]] = {}
         self._owner: dict[int, int] = {}
 
-    def where(self, seq: int) -> Sequence[int]:
-        return self._at[seq]
+    def cells_of(self, seq: int) -> Sequence[int]:
+        return self._cells[seq]
 
-    def held(self) -> Sequence[int]:
+    def reserved(self) -> Sequence[int]:
         return ()
 
     def longest(self, cells: NDArray[np.int64]) -> int:
         return self.n_cells
 
-    def _grow(self, seq: int, n: int, peak: int) -> bool:
+    def _add_room(self, seq: int, n: int, peak: int) -> bool:
         return True
 
-    def _share(self, src: int, dst: int, peak: int) -> bool:
+    def _copy_room(self, src: int, dst: int, peak: int) -> bool:
         return True
 
     def _write(self, seq: int, positions: Sequence[int]) -> None:
@@ -162,16 +164,16 @@ class Ring(Policy):
             cell, self._next = self._next, (self._next + 1) % self.n_cells
             if cell in self._owner:
                 owner = self._owner[cell]
-                index = self._at[owner].index(cell)
-                del self._at[owner][index], self.positions[owner][index]
+                index = self._cells[owner].index(cell)
+                del self._cells[owner][index], self.positions[owner][index]
                 self.lost += 1
             self._owner[cell] = seq
-            self._at.setdefault(seq, []).append(cell)
+            self._cells.setdefault(seq, []).append(cell)
             self.positions.setdefault(seq, []).append(position)
 
-    def _keep(self, seq: int, kept: list[int]) -> bool:
-        at = self._at[seq]
-        self._at[seq] = [at[i] for i in kept]
-        for cell in {*at} - {*self._at[seq]}:
+    def _drop(self, seq: int, kept: list[int]) -> bool:
+        cells = self._cells[seq]
+        self._cells[seq] = [cells[i] for i in kept]
+        for cell in {*cells} - {*self._cells[seq]}:
             del self._owner[cell]
         return True
