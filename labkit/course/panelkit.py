@@ -29,16 +29,21 @@ class Panel:
 
     A subclass makes its controls, hands them over in rows, and says with ``on_change`` which of them call what.
 
+    Args:
+        rows: of controls, from the top.
+        picture: False for a panel that has text alone.
+
     Attributes:
-        image: the picture. It takes no room before the first one, and is hidden while it would show other settings.
+        image: the picture, hidden while there is none and while it would show other values than the controls.
         text: what the picture shows, in words: an image widget has no alternative text.
         view: the whole panel, for ``display``.
     """
 
-    def __init__(self, *rows: Sequence[Any]) -> None:
+    def __init__(self, *rows: Sequence[Any], picture: bool = True) -> None:
         self.image = widgets.Image(format="png", width=IMAGE_WIDTH, layout=widgets.Layout(display="none"))
         self.text = widgets.HTML("")
-        self.view = widgets.VBox([*(widgets.HBox(list(row)) for row in rows), self.image, self.text])
+        below = [self.image, self.text] if picture else [self.text]
+        self.view = widgets.VBox([*(widgets.HBox(list(row)) for row in rows), *below])
         self._fitting = False
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
@@ -56,13 +61,13 @@ class Panel:
         try:
             self.draw()
         except ValueError as error:
-            self.image.layout.visibility = "hidden"
+            self.image.layout.display = "none"  # and so the text stands right below the controls
             self.write(str(error))
 
     def show(self, figure: Figure) -> None:
         """Put a figure in the place of the picture."""
         self.image.value = image.png(figure)
-        self.image.layout.display, self.image.layout.visibility = None, "visible"
+        self.image.layout.display = None
 
     def write(self, *lines: str) -> None:
         """Put lines in the place of the text."""

@@ -33,8 +33,7 @@ def finish(panel: Any) -> None:
 
 def picture(panel: Any) -> bytes:
     """The picture that is seen; empty if there is none."""
-    layout = panel.image.layout
-    return b"" if layout.display == "none" or layout.visibility == "hidden" else bytes(panel.image.value)
+    return b"" if panel.image.layout.display == "none" else bytes(panel.image.value)
 
 
 def is_png(panel: Any) -> bool:

@@ -75,7 +75,7 @@ class Ask(Panel):
         self._tokens = tokens
         self.prompt = entry("prompt", value=prompt, width=WIDTH)
         self.runner = Runner("Run", self._generate)
-        super().__init__([self.prompt], self.runner.row)
+        super().__init__([self.prompt], self.runner.row, picture=False)
 
     def _generate(self, progress: Progress, cancel: threading.Event) -> None:
         pieces: list[str] = []

@@ -27,10 +27,10 @@ def pages(answer: Any) -> Verdict:
         cases=cases,
         slips={
             "you divided and dropped the rest; the last, partly used page counts too": lambda o, n: n // PAGE_BYTES,
-            "you assumed that the tensor starts at the start of a page; its offset decides": lambda o, n: (
+            "you assumed that the tensor starts at the start of a page, but its offset decides": lambda o, n: (
                 -(-n // PAGE_BYTES)
             ),
-            "you always added one page; when the tensor ends at a page's end there is no further one": (
+            "you always added one page, but a tensor that ends where a page ends needs no further one": (
                 lambda o, n: n // PAGE_BYTES + 1
             ),
         },
@@ -58,7 +58,7 @@ def repack(answer: Any) -> Verdict:
 
 
 def cliff(answer: Any) -> Verdict:
-    """Lab 01: the smallest cap that does not page, for Llama 3.2 1B Q4_K_M, mapped, repack off, n_ctx 512."""
+    """Lab 01: the smallest cap under which Llama 3.2 1B Q4_K_M (mapped, repack off, n_ctx 512) reads no page twice."""
     model = header("llama-3.2-1b:Q4_K_M")
     need = predict.memory(model, Settings(repack=False), cpu_features=())
     return check_number(
@@ -67,8 +67,10 @@ def cliff(answer: Any) -> Verdict:
         unit="bytes",
         within=0.02,
         slips={
-            "you counted the file only; cache, buffers and Python need room in the same cap": need.mapped_bytes,
-            "you counted anonymous memory only; below that it is killed, but it pages long before": need.rss_anon_bytes,
+            "you counted the file only; cache, buffers and Python count towards the same cap": need.mapped_bytes,
+            "you counted anonymous memory only; with that cap nearly every page of the file is read again for each token": (
+                need.rss_anon_bytes
+            ),
             "you added the whole compute buffer; only the part that a small batch touches is resident": (
                 need.mapped_bytes + need.anon_floor_bytes
             ),
