@@ -68,7 +68,7 @@ def cliff(answer: Any) -> Verdict:
         within=0.02,
         slips={
             "you counted the file only; cache, buffers and Python count towards the same cap": need.mapped_bytes,
-            "you counted anonymous memory only; with that cap nearly every page of the file is read again for each token": (
+            "you counted anonymous memory only; under that cap the pages of the file are read again for each token": (
                 need.rss_anon_bytes
             ),
             "you added the whole compute buffer; only the part that a small batch touches is resident": (

