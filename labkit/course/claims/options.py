@@ -28,11 +28,3 @@ def known_names(show: Figures, known: dict[str, bool]) -> str:
     if not found:
         return f"no {joined(missing, 'and no')}"
     return f"{joined(found)} but not {joined(missing, 'or')}" if missing else joined(found)
-
-
-def listing(known):  # type: ignore
-    return ", ".join(f"{name} {'is there' if there else 'is not there'}" for name, there in known.items())
-
-
-def as_figures(known):  # type: ignore
-    return {name.lstrip("-").replace("-", "_").lower(): "yes" if there else "no" for name, there in known.items()}

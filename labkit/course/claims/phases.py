@@ -25,6 +25,14 @@ def grown(run: Run, kind: str, since: str, until: str) -> int:
     return at(run, until, kind) - at(run, since, kind)
 
 
+def grown_if_known(run: Run, kind: str, since: str, until: str) -> int | None:
+    """The same, but None where ``grown`` is unsettled."""
+    try:
+        return grown(run, kind, since, until)
+    except Unsettled:
+        return None
+
+
 def read_share(run: Run) -> float:
     """Of the weights, the share that was read from disk for each decoded token; ``Unsettled`` as for ``at``."""
     read = grown(run, "read_bytes", "prefill", "decode")

@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit import engine, predict
 from labkit.course.claims.bench import Part, ending, undisturbed
-from labkit.course.claims.phases import grown
+from labkit.course.claims.phases import grown, grown_if_known
 from labkit.course.claims.terms import BUNDLED
 from labkit.course.claims.unsettled import Unsettled, or_unsettled
 from labkit.engine.internals.slot_maps import EMPTY
@@ -71,13 +71,6 @@ class Growth:
         Raises:
             Unsettled: the system does not tell anonymous memory.
         """
-
-        def faults(kind: str) -> int | None:
-            try:
-                return grown(run, kind, "prefill", "decode")
-            except Unsettled:
-                return None
-
         return cls(
             model=run.model.name,
             n_ctx=run.settings.n_ctx,
@@ -86,8 +79,8 @@ class Growth:
             kv_buffers=tuple(buffer.bytes for buffer in run.buffers if buffer.kind == "kv"),
             context_bytes=grown(run, "rss_anon_bytes", "load", "context"),
             decode_bytes=max(0, grown(run, "rss_anon_bytes", "prefill", "decode")),
-            minor_faults=faults("minor_faults"),
-            major_faults=faults("major_faults"),
+            minor_faults=grown_if_known(run, "minor_faults", "prefill", "decode"),
+            major_faults=grown_if_known(run, "major_faults", "prefill", "decode"),
         )
 
 

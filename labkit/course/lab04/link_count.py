@@ -31,11 +31,11 @@ class Crossed:
 
 
 class Relay:
-    """Stands between a client and ``endpoint`` on this computer, hands all bytes on, and counts them.
+    """Passes all bytes between a client and ``endpoint`` on this computer, and counts them.
 
     Attributes:
-        endpoint: where the client is to go instead.
-        n_bytes: handed on so far, both ways.
+        endpoint: what the client connects to instead.
+        n_bytes: passed so far, both ways.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -58,7 +58,7 @@ class Relay:
             one.close()
 
     def _accept(self) -> None:
-        # Closed when the device is gone, or the kernel would go on accepting connections that nobody answers.
+        # Closed when the device has ended, or the kernel would go on accepting connections that get no answer.
         with contextlib.suppress(OSError), self._server:
             while True:
                 client, _ = self._server.accept()
@@ -82,7 +82,7 @@ def crossed(path: Path, settings: Settings, *, tokens: int) -> Crossed:
     """Generate with the loopback device of ``settings`` and count what crosses meanwhile.
 
     Raises:
-        LinkError: there can be no loopback device here, or the run did not get through.
+        LinkError: there can be no loopback device here, or the run did not finish.
     """
     try:
         with Loopback() as device, Relay(device.endpoint) as relay:

@@ -1,4 +1,4 @@
-"""Which layers left for a device, told from the bytes that are there."""
+"""Which layers are on a device, told from the bytes that are there."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Offloaded:
         where: the device's name; empty if this is predicted.
         asked: n_gpu_layers.
         n_layer: blocks of the model.
-        host_weights_bytes: of a mapped file, the span that stays.
-        grown_bytes: what generating changed in the memory of the device's process; None where that is not known.
+        host_weights_bytes: of a mapped file, the span that stays on the host.
+        grown_bytes: how much generating changed the memory of the device's process; None where that is not known.
         decode_ms: each token's time; empty if this is predicted.
     """
 
@@ -62,7 +62,7 @@ class Offloaded:
 
     @classmethod
     def predicted(cls, model: str, header: Header, settings: Settings) -> Offloaded:
-        """What the kit expects."""
+        """What the kit predicts for a device that is not here."""
         split = offload(header, settings)
         (there,) = split.devices
         return cls(
@@ -78,10 +78,9 @@ class Offloaded:
 
 
 def orders(header: Header, n: int) -> dict[str, int]:
-    """Weights on a device after ``n`` layers left, by the order in which they might leave."""
-    n_layer = header.n_layer
+    """Bytes of weights on a device after ``n`` layers moved there, by the order in which they might move."""
     host, there = (0,), (1,)
-    stay = n_layer - n
+    stay = header.n_layer - n
     sides = {
         OUTPUT_FIRST: host * (stay + 1) + there * n,
         "the last blocks": host * stay + there * n + host,
@@ -98,14 +97,14 @@ def weights_on_device(header: Header, sides: Sequence[int]) -> int:
 
 
 def order_of(header: Header, seen: Offloaded) -> str | None:
-    """In which order the layers left; None if no order explains the bytes on the device, or more than one does."""
+    """In which order the layers moved; None if no order explains the bytes on the device, or more than one does."""
     off = {order: abs(size - seen.device_weights_bytes) for order, size in orders(header, seen.asked).items()}
     best, second = sorted(off, key=lambda order: off[order])[:2]
     # A backend may pad rows, and llama.cpp's log rounds to 0.01 MiB.
-    blur = 0.001 * seen.device_weights_bytes + 0.01 * MiB
-    return best if off[best] <= blur < off[second] else None
+    tolerance = 0.001 * seen.device_weights_bytes + 0.01 * MiB
+    return best if off[best] <= tolerance < off[second] else None
 
 
 def _is_device(name: str, settings: Settings) -> bool:
-    """Whether a buffer of that name lies on a device; page-locked host memory is named after one too."""
+    """Whether a buffer of that name is on a device; page-locked host memory has a device's name too, with ``_Host``."""
     return any(name.startswith(one) for one in settings.devices) and not name.endswith("_Host")

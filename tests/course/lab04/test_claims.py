@@ -279,7 +279,7 @@ CASES = [
     Case("C084", "wrong", lambda: World(splits=without_cache)),
     Case("C084", "roughly right", lambda: World(seen={"none": having(device_kv_bytes=MiB)})),
     Case("C084", "confirmed", lambda: World(seen={"none": having(device_kv_bytes=MiB)},
-                                            splits=lambda split: replace(split, hops=2))),
+                                            splits=lambda split: replace(split, crossings=2))),
     Case("C085", "roughly right"),
     Case("C085", "confirmed", lambda: World(seen={"a few too many": having(device_weights_bytes=MiB)})),
     Case("C085", "wrong", lambda: World(seen={"far too many": having(device_weights_bytes=MiB)})),
@@ -290,8 +290,9 @@ CASES = [
     Case("C086", "confirmed", lambda: World(same={"llama-3.2-1b:Q4_K_M": "llama-3.2-1b:Q6_K"})),
     Case("C087", "wrong"),
     Case("C087", "roughly right", lambda: World(chips=slower_link(15_000_000))),
-    Case("C087", "confirmed", lambda: World(chips=slower_link(15_000_000),
-                                            splits=lambda split: replace(split, hops=20, hop_bytes=1_484_800))),
+    Case("C087", "confirmed", lambda: World(
+        chips=slower_link(15_000_000),
+        splits=lambda split: replace(split, crossings=20, crossing_bytes=1_484_800))),
     Case("C088", "confirmed"),
     Case("C088", "misleading", lambda: World(chips=apart("apple-m1"))),
     Case("C088", "wrong", lambda: World(chips=apart())),
@@ -402,7 +403,7 @@ def test_without_a_device_bytes_are_predicted_and_the_rest_stays_open(monkeypatc
     assert "no RPC in this build" in rows["C078"].source and "no RPC in this build" in rows["C079"].source
     for name in ("C070", "C071", "C082", "C084", "C085"):
         assert rows[name].verdict == claims.get(name).expected
-        assert "would lie on the device" in rows[name].evidence and rows[name].source == "computed"
+        assert "would be on the device" in rows[name].evidence and rows[name].source == "computed"
     assert rows["C129"].source == "recorded from makers' figures (datasets/devices.json)"
 
 
