@@ -2,8 +2,8 @@
 
 Q8_0 and Q4_0 give the same blocks as ggml's reference. For Q4_K the range of a sub-block goes from its smallest to its
 largest weight. ggml also tries 21 other ranges and keeps the best (``make_qkx2_quants``), so its error (RMSE) is
-smaller: measured, ours is 1.08 to 1.11 times as large on even, normal and heavy-tailed weights, and 1.25 times where one
-weight in 700 is 30 times too large.
+smaller: measured, ours is 1.08 to 1.11 times as large on even, normal and heavy-tailed weights, and 1.25 times where
+one weight in 700 is 30 times too large.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a context costs a model, from its header alone: weights, cache and buffers at every length."""
+"""Memory at every length of context, from a model's header: weights, cache and buffers, and the longest that fits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CONTEXTS = tuple(512 << n for n in range(9))
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """What a model needs at one length of context, in bytes.
+    """Memory of a model at one length of context.
 
     Attributes:
         n_ctx: tokens of context.
         weights_bytes: of all tensors.
         kv_bytes: of the KV cache, with the recurrent state where there is one.
         compute_bytes: of the compute and output buffers.
-        label: its name where rows are told apart by more than ``n_ctx``.
+        label: name of the row where ``n_ctx`` alone does not identify it.
     """
 
     n_ctx: int
@@ -34,7 +34,7 @@ class BudgetRow:
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """Weights, cache and buffers."""
         return self.weights_bytes + self.kv_bytes + self.compute_bytes
 
 
@@ -42,7 +42,7 @@ def budget(header: Header, settings: Settings, *, label: str = "") -> BudgetRow:
     """Weights, cache, and compute and output buffers of one setting, in bytes.
 
     Args:
-        label: what the row is called in ``figures.context_presets``.
+        label: name of the row in ``figures.context_presets``.
     """
     compute, _ = predict.compute_bytes(header, settings)
     output = predict.output_bytes(header, settings)
@@ -53,12 +53,13 @@ def budget(header: Header, settings: Settings, *, label: str = "") -> BudgetRow:
 def context_curve(
     header: Header, settings: Settings, *, limit_bytes: int | None = None, contexts: Sequence[int] = CONTEXTS
 ) -> tuple[BudgetRow, ...]:
-    """Rows for ``figures.context_budget``, with the longest context that fits and the next one among them.
+    """Rows for ``figures.context_budget``: at ``contexts``, at the longest context that fits, and at the next longer.
 
     Args:
-        settings: whose ``n_ctx`` does not count.
-        limit_bytes: what the machine can give.
-        contexts: other lengths to compute.
+        header: the model's.
+        settings: how it is run, but for ``n_ctx``.
+        limit_bytes: memory that may be used; None leaves out the longest that fits.
+        contexts: lengths to compute.
     """
     lengths = set(contexts)
     if limit_bytes is not None:
@@ -85,9 +86,11 @@ def longest_surviving_context(
     Pages of a mapped file that is not locked do not count: the kernel can drop them.
 
     Args:
-        settings: whose ``load_mode`` decides whether the weights can be dropped; its ``n_ctx`` does not count.
-        cpu_features: what this build of ggml repacks for, if ``settings`` says so.
-        at_most: where the search ends.
+        header: the model's.
+        settings: how it is run, but for ``n_ctx``; ``load_mode`` decides whether the weights can be dropped.
+        limit_bytes: the limit.
+        cpu_features: see ``predict.memory``.
+        at_most: the longest context to consider.
     """
     features = tuple(cpu_features)
     return _longest(lambda n: pinned_bytes(needed(header, settings, n, cpu_features=features)) <= limit_bytes, at_most)
@@ -99,15 +102,15 @@ def needed(header: Header, settings: Settings, n_ctx: int, *, cpu_features: Iter
 
 
 def pinned_bytes(p: Predicted) -> int:
-    """What the kernel cannot take back once the whole compute buffer has been used: locked pages, anonymous memory.
+    """Bytes that the kernel cannot take back, with the whole compute buffer in use: locked pages, anonymous memory.
 
-    A cap below it kills. Weights on the heap are anonymous already, so locking them adds nothing.
+    A smaller cap kills the process. Weights on the heap are anonymous memory already, so locking them adds nothing.
     """
     return min(p.locked_bytes, p.mapped_bytes) + p.anon_floor_bytes
 
 
 def _longest(fits: Callable[[int], bool], at_most: int) -> int:
-    """The largest multiple of 256 up to ``at_most`` that fits; whatever is shorter than one that fits must fit, too."""
+    """The largest multiple of 256 up to ``at_most`` that fits, if all shorter ones fit, too."""
     good, bad = 0, at_most // CELL_PADDING + 1
     while bad - good > 1:
         middle = (good + bad) // 2

@@ -1,4 +1,4 @@
-"""Time per token on devices one does not have, layer by layer, and what crosses to them: predictions, nothing runs."""
+"""Predicted time per token on common devices for each number of layers, and the time of crossings to a device."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from labkit.planning.tuner import MARGIN_BYTES
 from labkit.predict import hardware
 from labkit.predict.hardware import Hardware
 from labkit.predict.offload import Split, offload
-from labkit.predict.offload_speed import HOP_MS, offload_ms
+from labkit.predict.offload_speed import CROSSING_MS, offload_ms
 from labkit.predict.offload_speed import speeds_of as speeds_of
 from labkit.settings import Settings
 from labkit.units import GiB, parse_bytes
 
 Named = str | tuple[str, str]
-"""A device's name, or its name and the RAM it is sold with: ``("apple-m2", "16GiB")``."""
+"""A device's name, or its name and its RAM, as in ``("apple-m2", "16GiB")``."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class DeviceCurve:
         label: the device's name.
         ms: milliseconds by n_gpu_layers; empty where nothing fits.
         n_layer: of the model; ``n_layer + 1`` is everything.
-        memory_bytes: what the device can give.
+        memory_bytes: of the device, less the margin.
     """
 
     label: str
@@ -49,13 +49,13 @@ class DeviceCurve:
 
 @dataclass(frozen=True)
 class CrossingRow:
-    """One thing that takes time between host and device.
+    """The time that moving something between host and device takes.
 
     Attributes:
-        label: what it is.
-        ms: how long it takes.
+        label: what is moved.
+        ms: milliseconds.
         how: ``claimed``, ``predicted`` or ``measured``.
-        bytes: what crosses; None where that is not known.
+        bytes: that cross; None where they are not known.
     """
 
     label: str
@@ -64,8 +64,8 @@ class CrossingRow:
     bytes: int | None = None
 
 
-def room_of(device: Hardware, *, ram_bytes: int | None = None, margin_bytes: int = MARGIN_BYTES) -> int:
-    """Bytes that may go to a device: its memory less a margin, or of shared memory what its GPU gets.
+def usable_bytes(device: Hardware, *, ram_bytes: int | None = None, margin_bytes: int = MARGIN_BYTES) -> int:
+    """Bytes that may be put on a device: its own memory less a margin, or its share of the host's memory.
 
     Raises:
         HardwareError: it has no GPU.
@@ -81,12 +81,12 @@ def device_curves(
     settings: Settings | None = None,
     n_past: int = 0,
 ) -> tuple[DeviceCurve, ...]:
-    """Rows for ``figures.what_if_devices``: least time per token for each ``n_gpu_layers`` that a device can hold.
+    """Rows for ``figures.what_if_devices``: least time per token for each ``n_gpu_layers`` that fits on a device.
 
     Args:
         header: the model's.
         devices: by name.
-        host_bytes_per_s: bandwidth of the host's memory beside a discrete device; a unified one has its own.
+        host_bytes_per_s: bandwidth of the memory of a host with a discrete device; a unified one has its own.
         settings: how it is run; ``n_gpu_layers`` does not count.
         n_past: tokens in the context.
 
@@ -99,22 +99,23 @@ def device_curves(
     for named in devices:
         name, ram = (named, None) if isinstance(named, str) else (named[0], parse_bytes(named[1]))
         device = hardware.get(name)
-        room, speeds = room_of(device, ram_bytes=ram), speeds_of(device, host_bytes_per_s=host_bytes_per_s)
+        usable, speeds = usable_bytes(device, ram_bytes=ram), speeds_of(device, host_bytes_per_s=host_bytes_per_s)
         have = ram or (device.ram_bytes[-1] if device.ram_bytes else None)
         ms = {
             split.n_gpu_layers: offload_ms(split, speeds, n_past=n_past)
             for split in splits
-            if split.devices[0].total_bytes <= room
-            # Shared memory has to hold the other side too.
+            if split.devices[0].total_bytes <= usable
+            # Shared memory must hold the host's side, too.
             and (device.kind == "discrete" or have is None or _together(split) <= have)
         }
         label = device.title.removeprefix("NVIDIA ").removeprefix("GeForce ")
         label = label if have is None else f"{label}, {have / GiB:g} GiB"
-        rows.append(DeviceCurve(label, ms, header.n_layer, room))
+        rows.append(DeviceCurve(label, ms, header.n_layer, usable))
     return tuple(rows)
 
 
 def _together(split: Split) -> int:
+    """Bytes of all sides."""
     return split.host.total_bytes + sum(side.total_bytes for side in split.devices)
 
 
@@ -123,9 +124,9 @@ def crossing_rows(
     split: Split,
     *,
     link_bytes_per_s: float,
-    hop_ms: float = HOP_MS,
+    crossing_ms: float = CROSSING_MS,
     claimed_ms: float | None = 5.0,
-    measured_hop_ms: float | None = None,
+    measured_crossing_ms: float | None = None,
 ) -> tuple[CrossingRow, ...]:
     """Rows for ``figures.crossing``: what one token sends over the link, and what a layer's weights would take.
 
@@ -133,9 +134,9 @@ def crossing_rows(
         header: the model's.
         split: with layers on a device.
         link_bytes_per_s: of the link, one way.
-        hop_ms: what each crossing costs besides its bytes.
-        claimed_ms: time per layer that someone claims; None leaves the row out.
-        measured_hop_ms: of the loopback device.
+        crossing_ms: time of each crossing besides moving its bytes.
+        claimed_ms: time per layer that articles claim; None leaves the row out.
+        measured_crossing_ms: time of a crossing to the loopback device; None leaves the row out.
     """
 
     def over(size: int) -> float:
@@ -145,16 +146,16 @@ def crossing_rows(
     largest = max(sum(t.nbytes for t in header.tensors if layer_of(t.name) == i) for i in range(header.n_layer))
     rows = [CrossingRow("per layer, as the articles claim", claimed_ms, "claimed")] if claimed_ms is not None else []
     rows += [
-        CrossingRow("one hop with starting work", over(hidden) + hop_ms, "predicted", hidden),
+        CrossingRow("one crossing, with the wait", over(hidden) + crossing_ms, "predicted", hidden),
         CrossingRow("of which: moving the bytes", over(hidden), "predicted", hidden),
         CrossingRow(
-            f"all {split.hops} hops of a token",
-            over(split.hop_bytes) + split.hops * hop_ms,
+            f"all {split.crossings} crossings of a token",
+            over(split.crossing_bytes) + split.crossings * crossing_ms,
             "predicted",
-            split.hop_bytes,
+            split.crossing_bytes,
         ),
     ]
-    if measured_hop_ms is not None:
-        rows.append(CrossingRow("one hop to the loopback device", measured_hop_ms, "measured", hidden))
+    if measured_crossing_ms is not None:
+        rows.append(CrossingRow("one crossing to the loopback device", measured_crossing_ms, "measured", hidden))
     rows.append(CrossingRow("a layer's weights, if they crossed", over(largest), "predicted", largest))
     return tuple(rows)

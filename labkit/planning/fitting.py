@@ -1,4 +1,4 @@
-"""Does it fit: what goes to a device, and whether the host's memory holds the rest."""
+"""Whether a model fits: the layers on a device, and whether the host's memory holds the others."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ FITS, PAGES, KILLED = "fits", "pages", "killed"
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, and whether it fits.
+    """The chosen number of layers, and whether the model fits then.
 
     Attributes:
-        verdict: see ``planning.Plan``.
-        reason: one sentence: what decided.
+        verdict: see ``planner.Plan``.
+        reason: why, in one sentence.
         split: bytes on both sides.
-        n_gpu_layers: see ``tuner.Tuned``.
-        n_cpu_moe: the same.
-        needed_bytes: of the host's memory, with all of the mapped file in it.
-        vram_bytes: of the device, None without one.
+        n_gpu_layers, n_cpu_moe: see ``tuner.Tuned``.
+        needed_bytes: of the host's memory, with all of the mapped file resident.
+        vram_bytes: memory of the device; None without one.
     """
 
     verdict: str
@@ -39,9 +38,9 @@ class Choice:
 
     @property
     def done(self) -> bool:
-        """Nothing is left to wish for: it fits, and if there is a device everything is on it."""
-        all_gone = self.n_gpu_layers > len(self.split.layers_on) and not self.n_cpu_moe
-        return self.verdict == FITS and (self.vram_bytes is None or all_gone)
+        """Whether no change could help: it fits, and if there is a device all layers are on it."""
+        all_offloaded = self.n_gpu_layers > len(self.split.layers_on) and not self.n_cpu_moe
+        return self.verdict == FITS and (self.vram_bytes is None or all_offloaded)
 
 
 def choose(
@@ -56,18 +55,18 @@ def choose(
     cpu_features: frozenset[str],
     pinned_host: bool,
 ) -> Choice:
-    """Offload as much as fits, and look whether what stays fits too.
+    """Offload as many layers as fit on the device, and check whether the others fit on the host.
 
     A mixture of experts that does not fit as a whole is also tried with all layers on the device and some experts on
-    the host; what reads less from the host for each token is chosen.
+    the host. The way with which a token reads less from the host's memory is chosen.
 
     Args:
         header: the model's.
         settings: how it is run.
         ram: bytes the process may use of the host's memory.
-        vram: bytes of the device; None: there is none.
-        margin: bytes to leave free there.
-        shared: the device's memory is the host's.
+        vram: bytes of the device's memory; None without one.
+        margin: bytes of it to leave free.
+        shared: whether the device's memory is the host's.
         maps: see ``host_ram``.
         cpu_features: see ``predict.memory``.
         pinned_host: see ``offload``.
@@ -110,21 +109,21 @@ def choose(
 
 
 def host_ram(header: Header, settings: Settings, split: Split, *, shared: bool, maps: bool) -> tuple[int, int]:
-    """Bytes of the host's memory: those that the kernel cannot take back, and pages of the file.
+    """Bytes of the host's memory: those that the kernel cannot take back without swap, and pages of the file.
 
     Args:
         header: the model's.
         settings: how it is run.
-        split: of it.
-        shared: the device's memory is the host's.
-        maps: the device works on pages of the mapped file, as Metal does (ggml's ``buffer_from_host_ptr``); CUDA,
-            Vulkan and SYCL copy weights into buffers of their own, in shared memory too.
+        split: the model on both sides.
+        shared: whether the device's memory is the host's.
+        maps: whether the device uses the pages of the mapped file, as Metal does (ggml's ``buffer_from_host_ptr``);
+            CUDA, Vulkan and SYCL copy weights into buffers of their own, in shared memory, too.
     """
     pinned, mapped = split.host.pinned_bytes, split.host.mapped_bytes
     if shared and split.n_gpu_layers:
         pinned += sum(side.pinned_bytes for side in split.devices)
         if maps and settings.load_mode in ("auto", "mmap", "mmap+mlock"):
-            # Both sides' weights are the same pages, those of a tied embedding too.
+            # The weights of both sides are pages of the mapped file, those of a tied embedding the same ones.
             pinned -= sum(side.weights_bytes for side in split.devices)
             mapped = header.tensor_bytes
     return (pinned + mapped, 0) if settings.load_mode == "mmap+mlock" else (pinned, mapped)

@@ -1,4 +1,4 @@
-"""Will it fit, on which side, and how fast at best: a plan for a machine, which need not be this one."""
+"""Whether a model fits on a machine, which need not be this one; with how many layers on a device; and how fast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.planning.flags import flags
 from labkit.planning.tuner import MARGIN_BYTES, experts_regex
 from labkit.predict.hardware import Hardware
 from labkit.predict.offload import Side, Split, offload
-from labkit.predict.offload_speed import HOP_MS as HOP_MS
+from labkit.predict.offload_speed import CROSSING_MS as CROSSING_MS
 from labkit.predict.offload_speed import Speeds, offload_ms, speeds_of
 from labkit.settings import Settings, SettingsError
 from labkit.units import fmt_bytes, parse_bytes
@@ -23,7 +23,14 @@ from labkit.units import fmt_bytes, parse_bytes
 
 @dataclass(frozen=True)
 class Advice:
-    """One change. ``saves_bytes`` on both sides together, with the same layers offloaded; ``then`` what comes of it."""
+    """A change that saves memory.
+
+    Attributes:
+        change: the settings to change.
+        saves_bytes: on both sides together, with the same layers offloaded.
+        cost: the drawback.
+        then: the verdict and the number of layers with this change.
+    """
 
     change: str
     saves_bytes: int
@@ -33,20 +40,20 @@ class Advice:
 
 @dataclass(frozen=True)
 class Plan:
-    """An answer.
+    """The plan for one model on one machine.
 
     Attributes:
         verdict: ``fits``; ``pages``: it runs, but the file does not stay in memory and is read again for every token;
-            ``killed``: the host needs more that the kernel cannot take back than it may use, without swap.
-        reason: one sentence: what decided.
-        assumptions: what the answer holds for.
+            ``killed``: without swap, the memory that the kernel cannot take back exceeds what may be used.
+        reason: why, in one sentence.
+        assumptions: the machine and the settings that the plan is for.
         split: bytes on both sides.
-        n_gpu_layers: the most that the device holds; 0 without one.
-        n_cpu_moe: of a mixture of experts, how many blocks keep their experts on the host.
+        n_gpu_layers: the most that fit on the device; 0 without one.
+        n_cpu_moe: of a mixture of experts, how many of the first blocks keep their experts on the host.
         decode_ms: least time per token, at the full bandwidth of each side; None where a bandwidth is not known.
-        margin_bytes: of the host's memory, left with all of the file in it; negative if it does not fit.
-        advice: changes that help, largest first; empty where everything fits.
-        flags: how to start it so, see ``flags``.
+        margin_bytes: of the host's memory that stay free with the whole file resident; negative if it does not fit.
+        advice: changes that save memory, the largest saving first; empty if everything fits.
+        flags: how to start each program with this plan, see ``flags``.
     """
 
     verdict: str
@@ -62,7 +69,7 @@ class Plan:
 
     @property
     def ok(self) -> bool:
-        """Whether it runs at memory speed."""
+        """Whether it fits, so that no page is read from the disk again."""
         return self.verdict == FITS
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,7 +82,7 @@ class Plan:
             "device": _sizes(self.split.devices[0]) if self.assumptions["vram_bytes"] else None,
             "n_gpu_layers": self.n_gpu_layers,
             "n_cpu_moe": self.n_cpu_moe,
-            "hops": self.split.hops,
+            "hops": self.split.crossings,
             "decode_ms": self.decode_ms,
             "margin_bytes": self.margin_bytes,
             "advice": [asdict(one) for one in self.advice],
@@ -93,8 +100,8 @@ class Plan:
                 "cache": side.kv_bytes + side.recurrent_bytes,
                 "compute": side.compute_bytes + side.output_bytes,
             }
-            said = ", ".join(f"{name} {fmt_bytes(size)}" for name, size in parts.items() if size)
-            lines.append(f"{side.name} {fmt_bytes(side.total_bytes)}: {said or 'nothing'}")
+            listed = ", ".join(f"{name} {fmt_bytes(size)}" for name, size in parts.items() if size)
+            lines.append(f"{side.name} {fmt_bytes(side.total_bytes)}: {listed or 'nothing'}")
         if self.assumptions["vram_bytes"]:
             lines.append(f"n_gpu_layers {self.n_gpu_layers} of {len(self.split.layers_on) + 1}")
         if self.decode_ms is not None:
@@ -117,22 +124,22 @@ def plan(
 ) -> Plan:
     """Plan a model for a host with ``ram`` bytes to use and, if ``vram`` or ``device`` is given, one device.
 
-    The layers that leave are the most that fit: see ``tune``, and ``fitting.choose`` for mixtures of experts.
+    As many layers as fit go to the device: see ``tuner.tune``, and ``fitting.choose`` for mixtures of experts.
 
     Args:
         model: a path, ``smollm2``, ``SHAPE:QUANT``, or a header that was read.
-        ram: what the process may use of the host's memory.
+        ram: bytes of the host's memory that the process may use.
         vram: the device's memory; by default that of ``device``.
-        device: for its bandwidth and link. One that shares memory with the host has ``ram`` in common with it.
-        settings: how it is run; ``n_gpu_layers`` is chosen here.
-        margin: to leave free on the device.
+        device: for its bandwidth and link. If it shares memory with the host, ``ram`` is for both sides.
+        settings: how it is run, but for ``n_gpu_layers``, which is chosen here.
+        margin: memory to leave free on the device.
         host_bytes_per_s: bandwidth of the host's memory; by default that of ``device`` where they share it.
-        n_past: tokens in the context when the time per token is told.
+        n_past: tokens in the context for which the time per token is computed.
         cpu_features: see ``predict.memory``.
 
     Raises:
         GGUFError, ModelError: there is no such model, or it cannot be read.
-        SettingsError: the model cannot be run so, see ``predict.check``.
+        SettingsError: the model cannot be run with these settings, see ``predict.check``.
         ValueError: a size is not one, or the margin leaves nothing of the device.
     """
     path = "model.gguf" if isinstance(model, Header) else lookup.find(model).path
@@ -144,7 +151,7 @@ def plan(
     if vram is None and device is not None and device.kind != "memory":
         vram = device.gpu_bytes(ram_bytes)
     features = frozenset(cpu_features or ())
-    # Metal works on the mapped file; page-locked host memory comes with every other card's backend.
+    # Metal uses the pages of the mapped file; every other card's backend offers page-locked host memory.
     maps = device is not None and device.name.startswith("apple")
     pinned_host = vram is not None and not maps
     if device is not None and device.kind != "discrete":
@@ -167,7 +174,7 @@ def plan(
     used = replace(base, n_gpu_layers=chosen.n_gpu_layers)
 
     def pinned_for(one: Settings) -> int:
-        """On both sides, with the layers that were chosen, so that a saving is the change's own."""
+        """Bytes on both sides with the chosen layers on the device, so that only the change itself counts."""
         split = offload(
             header,
             replace(one, n_gpu_layers=chosen.n_gpu_layers),
@@ -194,7 +201,7 @@ def plan(
         "flash_attn": base.flash_attn,
         "n_past": n_past,
         "compute_exact": chosen.split.compute_exact,
-        "hop_ms": 0.0 if shared or vram is None else HOP_MS,
+        "hop_ms": 0.0 if shared or vram is None else CROSSING_MS,
         "prompt_cache": "llama-server keeps up to 8 GiB of prompts in RAM besides, unless started with -cram 0",
     }
     return Plan(
@@ -212,11 +219,12 @@ def plan(
 
 
 def _decode_ms(chosen: Choice, device: Hardware | None, host: float | None, n_past: int) -> float | None:
+    """Least milliseconds per token; None where it does not fit or a bandwidth is not known."""
     if chosen.verdict != FITS or host is None:
         return None
     if not chosen.n_gpu_layers:
         return offload_ms(chosen.split, Speeds(host, host), n_past=n_past)
-    if device is None or device.kind == "memory":  # of the card only the size is known
+    if device is None or device.kind == "memory":  # only the size of the card is known, not its bandwidth
         return None
     speeds = replace(speeds_of(device, host_bytes_per_s=host), host_bytes_per_s=host)
     return offload_ms(chosen.split, speeds, n_past=n_past)
@@ -256,6 +264,6 @@ def _advice(
 
 
 def _sizes(side: Side) -> dict[str, int]:
-    """A side's fields that are memory, and their sum."""
+    """The sizes of one side by field, and their sum."""
     names = [field.name for field in fields(side) if field.name.endswith("_bytes") and field.name != "read_bytes"]
     return {**{name: getattr(side, name) for name in names}, "total_bytes": side.total_bytes}

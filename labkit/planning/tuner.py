@@ -1,4 +1,4 @@
-"""How many layers a device can hold: the largest n_gpu_layers, found from predicted bytes on both sides."""
+"""How many layers fit on a device: the largest n_gpu_layers, found from predicted bytes on both sides."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ MARGIN_BYTES = GiB
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a device can hold.
+    """What fits on a device.
 
     Attributes:
         n_gpu_layers: the largest number that fits, the output layer counted; n_layer + 1 is everything.
-        n_cpu_moe: of a mixture of experts, how many blocks from the start keep their experts on the host.
-        split: both sides then.
-        fits: the device holds what it is given, and the host's memory, if limited, what stays.
-        reason: one sentence: what decided.
-        tried: n_gpu_layers (or n_cpu_moe) that were looked at, with the device's bytes.
+        n_cpu_moe: of a mixture of experts, how many of the first blocks keep their experts on the host.
+        split: both sides with these numbers.
+        fits: whether the device holds its side, and the host's memory, if a limit was given, the other.
+        reason: why, in one sentence.
+        tried: each n_gpu_layers (or n_cpu_moe) that was computed, with the device's bytes.
     """
 
     n_gpu_layers: int
@@ -52,18 +52,18 @@ def tune(
     cpu_features: Iterable[str] | None = None,
     pinned_host: bool = False,
 ) -> Tuned:
-    """The largest ``n_gpu_layers`` whose device side fits in ``vram`` less ``margin``.
+    """The largest ``n_gpu_layers`` with which the device's side fits in ``vram`` less ``margin``.
 
-    Counted on the device: weights with the output layer, whose tied embedding is a second copy; the cache of the layers
-    that are there, unless ``offload_kqv`` is off; the compute buffer, which partial offload needs as well.
+    The device's side is its weights, with a copy of a tied embedding as the output layer; the cache of its layers,
+    unless ``offload_kqv`` is off; and its compute buffer.
 
     Args:
         model: a path, ``smollm2``, ``SHAPE:QUANT``, or a header that was read.
         vram: the device's memory.
-        settings: how it is run; its ``n_gpu_layers`` is what is looked for.
-        margin: to leave free on the device.
-        ram: the host's memory limit; None does not look at it.
-        experts_on_cpu: of a mixture of experts, offload all layers and look for the smallest ``n_cpu_moe`` instead.
+        settings: how it is run, but for ``n_gpu_layers``.
+        margin: memory to leave free on the device.
+        ram: the host's memory limit; None does not check the host.
+        experts_on_cpu: of a mixture of experts, offload all layers and search the smallest ``n_cpu_moe`` instead.
         cpu_features: see ``predict.memory``.
         pinned_host: see ``offload``.
 
@@ -74,12 +74,12 @@ def tune(
     header = model if isinstance(model, Header) else lookup.header(model)
     base = settings or Settings()
     total, spare = parse_bytes(vram), parse_bytes(margin)
-    room = total - spare
-    if room <= 0:
+    usable = total - spare
+    if usable <= 0:
         raise ValueError(f"a margin of {fmt_bytes(spare)} leaves nothing of {fmt_bytes(total)}: give a smaller one.")
     n_layer, n_experts = header.n_layer, number(header, "expert_count")
     if experts_on_cpu and not n_experts:
-        raise ValueError("this model has no experts to keep on the CPU: it is no mixture of experts.")
+        raise ValueError("this model has no experts to keep on the CPU: leave experts_on_cpu out.")
 
     def split(n_gpu_layers: int, n_cpu_moe: int) -> Split:
         return offload(
@@ -90,7 +90,7 @@ def tune(
             pinned_host=pinned_host,
         )
 
-    # From the least on the device to the most: its bytes only grow, so the last that fits is found by halving.
+    # In an order in which the device's bytes grow, so that the last that fits is found by bisection.
     choices = [(n, 0) for n in range(n_layer + 2)]
     if experts_on_cpu:
         choices = [(n_layer + 1, n) for n in range(n_layer, -1, -1)]
@@ -101,12 +101,12 @@ def tune(
             splits[i] = split(*choices[i])
         return splits[i].devices[0].total_bytes
 
-    best = bisect_right(range(len(choices)), room, key=size) - 1
+    best = bisect_right(range(len(choices)), usable, key=size) - 1
     fitting = best >= 0
     best = max(best, 0)
     size(best)
     chosen, (n_gpu_layers, n_cpu_moe) = splits[best], choices[best]
-    left = f"{fmt_bytes(room)} ({fmt_bytes(total)} less {fmt_bytes(spare)} to spare)"
+    left = f"{fmt_bytes(usable)} ({fmt_bytes(total)} less {fmt_bytes(spare)} to spare)"
     if not fitting:
         reason = f"the device would need {fmt_bytes(size(0))} even with all experts on the host, and has {left}."
     elif best == 0 and not experts_on_cpu:
@@ -128,5 +128,5 @@ def tune(
 
 
 def experts_regex(n_cpu_moe: int) -> tuple[str, ...]:
-    """What ``--n-cpu-moe`` stands for: the experts' weights of the first blocks (common/arg.cpp)."""
+    """The regular expressions of ``--n-cpu-moe``: the experts' weights of the first blocks (common/arg.cpp)."""
     return tuple(rf"blk\.{i}{EXPERTS}" for i in range(n_cpu_moe))

@@ -1,4 +1,4 @@
-"""What a model will need, before it runs: bytes of each kind, and milliseconds per token. Needs no llama.cpp."""
+"""Formulas for what a model needs: bytes of each kind of memory, and milliseconds per token. llama.cpp is not used."""
 
 from __future__ import annotations
 

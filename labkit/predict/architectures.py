@@ -1,16 +1,18 @@
-"""What llama.cpp keeps for each layer, by architecture: a table read off its sources.
+"""What llama.cpp stores for each layer of each architecture: tables that follow its sources.
 
 Sources: ``create_memory`` in src/llama-model.cpp picks the cache; ``load_arch_hparams`` in src/models/ says which
 layers have a window (``load_swa_pattern``, ``is_swa_impl``) and which are recurrent (``is_recr_impl``);
 llm_arch_is_recurrent and llm_arch_is_hybrid in src/llama-arch.cpp (llama.cpp 0c1e57098).
+
+``tests/predict/test_kv.py`` compares the caches of all architectures with what llama.cpp allocates.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Every layer attends to all tokens before it, and keeps K and V for them. (phi3 reads its window and does not apply it;
-# t5 has as many layers of cache as its encoder has blocks.)
+# Every layer attends to all earlier tokens and stores K and V for them. (llama.cpp reads the window of phi3 and does
+# not apply it; t5 has as many layers of cache as its encoder has blocks.)
 _FULL_NAMES = """
 apertus arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm codeshell cogvlm command-r dbrx
 deci deepseek deepseek2-ocr dots1 ernie4_5 ernie4_5-moe exaone falcon gemma glm4 glm4moe gpt2 gptneox granite
@@ -21,11 +23,11 @@ smollm3 stablelm starcoder starcoder2 t5 t5encoder talkie xverse
 """
 FULL = frozenset(_FULL_NAMES.split())
 
-# One compressed vector per token instead of K and V (hparams.is_mla), if the file names the widths of the heads that
-# are unpacked from it; older files do not, and then K and V are kept unpacked.
+# One compressed vector per token instead of K and V (hparams.is_mla), if the file has the widths of the heads that are
+# unpacked from it; older files do not, and then K and V are stored unpacked.
 LATENT = frozenset(("deepseek2", "mistral4", "kimi-linear", "kimi-k3", "bailingmoe3"))
 
-# Read a whole text at once, so nothing is kept from one token to the next.
+# These read a whole text in one batch, so they have no cache.
 _NO_CACHE_NAMES = """
 bert dream eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llada llada-moe modern-bert neo-bert nomic-bert
 nomic-bert-moe rnd1 wavtokenizer-dec
@@ -35,16 +37,16 @@ NO_CACHE = frozenset(_NO_CACHE_NAMES.split())
 
 @dataclass(frozen=True)
 class Window:
-    """How layers with a sliding window alternate with layers that see everything (llama_hparams::set_swa_pattern).
+    """How layers with a sliding window alternate with layers that see all tokens (llama_hparams::set_swa_pattern).
 
     Attributes:
-        every: one layer in so many sees everything; 0 means none does, None that the file says of each layer. A pattern
-            in the file comes first.
-        dense_first: that one is the first of its group, not the last.
-        default: tokens of the window if the file does not say.
-        fixed: tokens of the window whatever the file says; but none if it says 0 (or says nothing and there is no
-            default).
-        n_layer: the window belongs to models of so many layers only.
+        every: one layer in so many sees all tokens; 0: none does; None: the file lists them. A pattern in the file
+            overrides it.
+        dense_first: that layer is the first of its group, not the last.
+        default: tokens of the window if the file has no such key.
+        fixed: tokens of the window, whatever the file has; but there is no window if the file has 0 (or no such key and
+            there is no default).
+        n_layer: only models with so many layers have the window.
     """
 
     every: int | None
@@ -68,7 +70,7 @@ WINDOWS = {
     "granite_swa": Window(None),
     "laguna": Window(4, dense_first=True),
     "lfm2": Window(0),
-    "llama4": Window(4, default=8192, fixed=8192),  # not a window that slides: chunks of that many tokens
+    "llama4": Window(4, default=8192, fixed=8192),  # chunks of that many tokens instead of a sliding window
     "maple": Window(None),
     "mellum": Window(4),
     "mimo2": Window(None),
@@ -83,14 +85,14 @@ WINDOWS = {
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Which layers keep a state of fixed size instead of K and V, and what it consists of.
+    """Which layers have a state of fixed size instead of K and V, and what it consists of.
 
     Attributes:
         state: "ssm", "wkv", "shortconv", "kda" or "linear": see ``layers.state_width``.
-        layers: how to tell the recurrent ones. "all"; "beside" attention, in every layer; those with no "kv_heads" in
-            the file; those that have neither KV heads nor a feed-forward ("no_ffn"); or all but one in ``interval``,
+        layers: which are recurrent: "all"; "beside", all, with attention as well; "kv_heads", those without KV heads in
+            the file; "no_ffn", those with neither KV heads nor a feed-forward; "interval", all but one in ``interval``,
             unless the file lists them.
-        interval: what it is if the file does not say.
+        interval: the default if the file has no such key.
     """
 
     state: str
@@ -123,7 +125,7 @@ RECURRENT = {
 }
 
 _INDEX = "its sparse attention keeps an index beside the cache"
-_DRAFT = "it drafts for another model and works on that one's cache"
+_DRAFT = "it drafts tokens for another model, whose cache it uses"
 NOT_EXACT = {
     **dict.fromkeys(("deepseek32", "deepseek4", "dots3note", "glm-dsa", "glm5-next", "hy_v4"), _INDEX),
     **dict.fromkeys(("minimax-m3", "qwen4exp"), _INDEX),

@@ -1,4 +1,4 @@
-"""The compute buffer: what one batch needs while it passes through the layers."""
+"""The compute buffer: memory for the intermediate results of one batch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from labkit.settings import Settings
 
 
 def compute_bytes(header: Header, settings: Settings) -> tuple[int, bool]:
-    """Bytes of the compute buffer on the CPU, and whether the formula is exact here.
+    """Bytes of the compute buffer on the CPU, and whether the formula is exact for these settings.
 
-    The widest moment of one batch of ub tokens, in f32: the logits, the feed-forward, or without flash attention the
-    attention scores. With flash attention
+    It is as large as the largest intermediate results of one batch of ub tokens, in f32: the logits, the feed-forward,
+    or without flash attention the attention scores. With flash attention
 
         4 · max(outputs · (n_vocab + n_embd + 1) + ub · n_embd,  ub · (3 · n_ff + 4 · n_embd + n_ctx / 2 + 6) + outputs)
 
@@ -48,14 +48,14 @@ def output_bytes(header: Header, settings: Settings) -> int:
 
 
 def feed_forward_bytes(header: Header, settings: Settings, batch: int) -> int:
-    """What a batch touches of the compute buffer with one output row: gate, up and their product are its widest."""
+    """Bytes of the compute buffer that a batch with one output row uses, mostly for gate, up and their product."""
     ub = min(batch, settings.n_ubatch)
     n_embd = int(header.key("embedding_length", 0))
     return 4 * ub * (3 * _n_ff(header) + 4 * n_embd + 6) + 2 * ub * streams_and_cells(settings)[1]
 
 
 def _n_ff(header: Header) -> int:
-    """Width of a token's feed-forward: of a mixture of experts, that of all the experts it is routed to."""
+    """Width of a token's feed-forward; of a mixture of experts, of all the experts that the token is routed to."""
     n_ff = per_layer(header, "feed_forward_length", 0)
     if used := int(header.key("expert_used_count", 0)):
         n_ff = used * int(header.key("expert_feed_forward_length", n_ff))

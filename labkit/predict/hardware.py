@@ -1,4 +1,4 @@
-"""Devices that models run on: memory, bandwidth and link of common ones, for predictions about machines one has not."""
+"""Common devices: their memory, bandwidth and link, for predictions about machines other than this one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = ("discrete", "unified", "integrated", "memory")
 
 
 class HardwareError(ValueError):
-    """There is no such device, or it does not come with that much memory; the message says what there is."""
+    """There is no such device, or it has no GPU; the message says which devices there are, or what to do."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Hardware:
         ram_bytes: the sizes of RAM it is sold with; empty for discrete ones.
         bandwidth_bytes_per_s: of its memory, the most that is possible; expect 60 to 90 % of it.
         link: such as ``PCIe 4.0 x16``, or ``shared memory``.
-        link_bytes_per_s: one way; None where nothing has to cross.
+        link_bytes_per_s: one way; None where host and device share their memory.
         working_set: how much of shared memory the GPU gets, in words.
         source: the maker's page.
         known: for ``memory``, ``bandwidth`` and ``link``: ``stated``, ``computed`` or ``reported``.
         checked: another page on which the bandwidth was read, or None.
-        note: how a figure comes about, and what differs.
+        note: how a figure was computed, and which variants differ.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Hardware:
     _rule: Mapping[str, Any] | None = None
 
     def gpu_bytes(self, ram_bytes: int | None = None) -> int:
-        """Memory that a GPU's buffers may take up: its own, or its share of ``ram_bytes``, by default the largest size.
+        """Bytes that a GPU's buffers may take: its own memory, or its share of ``ram_bytes`` (by default the most).
 
         Raises:
             HardwareError: it has no GPU that llama.cpp gains from.
@@ -110,5 +110,5 @@ def get(name: str) -> Hardware:
     found = _catalogue().get(name.lower())
     if found is None:
         close = difflib.get_close_matches(name.lower(), names(), n=3, cutoff=0.4) or names()
-        raise HardwareError(f"There is no device {name!r}: did you mean {' or '.join(close)}?")
+        raise HardwareError(f"there is no device {name!r}: did you mean {' or '.join(close)}?")
     return found

@@ -23,7 +23,7 @@ def number(header: Header, name: str, default: int = 0) -> int:
     """An integer key of the whole model; ``default`` where it is absent.
 
     Raises:
-        GGUFError: it is no number.
+        GGUFError: it is not a number.
     """
     value = header.key(name, default)
     if not isinstance(value, (int, float)):
@@ -40,5 +40,5 @@ def per_layer(header: Header, name: str, layer: int) -> int:
 
 
 def has_output(header: Header) -> bool:
-    """Whether there is an output layer of its own; else the token embedding serves as one."""
+    """Whether the model has an output layer of its own; else the token embedding is also the output layer."""
     return any(t.name == "output.weight" for t in header.tensors)

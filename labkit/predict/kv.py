@@ -26,18 +26,18 @@ _STATE_BYTES = 4  # recurrent states are f32, whatever the cache types (llama_mo
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What one layer keeps.
+    """The cache of one layer.
 
     Attributes:
         layer: its number.
         kind: "full" (all tokens), "window" (the last ones), "recurrent" (a state instead of tokens), "shared" (reads
             another layer's cache) or "none".
-        cells: places for one token each, in each stream; of a recurrent layer, states.
-        streams: separate caches, one for each sequence unless they are unified.
+        cells: number of tokens that each stream can store; of a recurrent layer, number of states.
+        streams: number of separate caches, one for each sequence unless they are unified.
         k_bytes: of all keys, or of the compressed vectors that stand for keys and values (MLA).
         v_bytes: of all values.
         recurrent_bytes: of all states, which do not depend on the context.
-        sequences: each with a state of its own.
+        sequences: number of sequences, each with a state of its own.
     """
 
     layer: int
@@ -51,7 +51,7 @@ class LayerCache:
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """Keys, values and states."""
         return self.k_bytes + self.v_bytes + self.recurrent_bytes
 
     @property
@@ -60,17 +60,17 @@ class LayerCache:
         return (self.k_bytes + self.v_bytes) // (self.streams * self.cells) if self.cells else 0
 
     def read_bytes(self, n_past: int) -> int:
-        """What decoding one token reads after ``n_past`` others of its sequence: at most all cells, and its state."""
+        """Bytes that decoding one token reads after ``n_past`` others of its sequence, with the sequence's state."""
         return self.token_bytes * min(n_past, self.cells) + self.recurrent_bytes // self.sequences
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What all layers keep.
+    """The cache of all layers.
 
     Attributes:
-        exact: llama.cpp allocates exactly this for this architecture.
-        reason: "", or one clause that says why it may allocate something else; then each layer counts as full.
+        exact: whether llama.cpp allocates exactly this for this architecture.
+        reason: why it may allocate something else, in one clause, else ""; then each layer counts as full.
     """
 
     layers: tuple[LayerCache, ...]
@@ -99,7 +99,7 @@ class Cache:
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """Keys, values and states."""
         return self.kv_bytes + self.recurrent_bytes
 
 
@@ -136,7 +136,7 @@ def cache(header: Header, settings: Settings) -> Cache:
         v = 0 if latent else streams * n * row_bytes(settings.type_v.upper(), max(layer.v, widest))
         kind = layer.kind if k or v else "none"
         found.append(LayerCache(i, kind, n, streams, k_bytes=k, v_bytes=v, recurrent_bytes=states, sequences=n_states))
-    reason = "" if header.arch in KNOWN else NOT_EXACT.get(header.arch, "the kit does not know this architecture")
+    reason = "" if header.arch in KNOWN else NOT_EXACT.get(header.arch, "labkit does not know this architecture")
     return Cache(tuple(found), exact=not reason, reason=reason)
 
 
@@ -151,7 +151,7 @@ def recurrent_bytes(header: Header, settings: Settings) -> int:
 
 
 def kv_bytes_per_token(header: Header, settings: Settings) -> int:
-    """Bytes of K and V of one token in all layers, those with a window included; they stop there once it is full."""
+    """Bytes of K and V of one token in all layers. In a layer with a window they add up only until it is full."""
     return sum(layer.token_bytes for layer in cache(header, settings).layers)
 
 
@@ -161,7 +161,7 @@ def padded(n: int) -> int:
 
 
 def streams_and_cells(settings: Settings) -> tuple[int, int]:
-    """How many separate caches there are, and the cells of each (llama_context: n_ctx_seq)."""
+    """The number of separate caches, and the cells of each (llama_context: n_ctx_seq)."""
     n_ctx = padded(settings.n_ctx)
     if settings.kv_unified:
         return 1, n_ctx

@@ -1,4 +1,4 @@
-"""What each layer keeps: elements of K and V per token, of a recurrent state per sequence."""
+"""What each layer stores: elements of K and V per token, and of a recurrent state per sequence."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from labkit.predict.architectures import LATENT, NO_CACHE, RECURRENT, WINDOWS
 from labkit.predict.hparams import number, per_layer
 
 Which = Callable[[int], bool]
-"""Does it hold for layer i?"""
+"""Whether something holds for layer i."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer keeps, whatever the context.
+    """What one layer stores, at any length of context.
 
     Attributes:
         kind: "full" attention, "window", "recurrent", "shared" (reads another layer's K and V) or "none". One with
@@ -57,30 +57,30 @@ def kv_widths(header: Header, layer: int) -> tuple[int, int]:
     heads = per_layer(header, "attention.head_count", 0)
     whole = number(header, "embedding_length") // heads if heads else 0
     # llama_model_base::load_hparams reads the widths of heads only if the first layer has any; plamo2 reads them again.
-    said = heads or header.arch == "plamo2"
+    has_widths = heads or header.arch == "plamo2"
     suffixes = ("_swa", "") if is_windowed(header)(layer) else ("",)
 
     def width(name: str) -> int:
-        keys = [header.key(f"attention.{name}_length{suffix}") for suffix in suffixes if said]
+        keys = [header.key(f"attention.{name}_length{suffix}") for suffix in suffixes if has_widths]
         return int(next((key for key in keys if key is not None), whole)) * kv_heads(header, layer)
 
     return width("key"), width("value")
 
 
 def kv_heads(header: Header, layer: int) -> int:
-    """Heads with a K and V of their own: all, if the file does not say; 0 marks a layer without attention."""
+    """Heads with a K and V of their own: all, if the file has no such key; 0 marks a layer without attention."""
     has_key = header.key("attention.head_count_kv") is not None
     return per_layer(header, "attention.head_count_kv" if has_key else "attention.head_count", layer)
 
 
 def window(header: Header) -> int:
-    """Tokens of the sliding window; 0 if there is none, or llama.cpp does not apply it."""
+    """Tokens of the sliding window; 0 if there is none or llama.cpp does not apply it."""
     found = WINDOWS.get(header.arch)
     n_layer = header.n_layer - number(header, "nextn_predict_layers")
     if found is None or found.n_layer not in (None, n_layer):
         return 0
-    said = number(header, "attention.sliding_window", found.default)
-    return found.fixed if said and found.fixed else said
+    in_file = number(header, "attention.sliding_window", found.default)
+    return found.fixed if in_file and found.fixed else in_file
 
 
 def is_windowed(header: Header) -> Which:
@@ -124,7 +124,7 @@ def _attention(header: Header, n_layer: int) -> tuple[Which, Which]:
     """Which layers have attention with a cache, and which a recurrent state (the filters in create_memory)."""
     how = RECURRENT.get(header.arch)
     if how is None:
-        # A model may consist of layers for further tokens alone, which then are its trunk.
+        # Where all layers are for predicting further tokens, llama.cpp runs them as the model.
         return (lambda i: i < n_layer or n_layer <= 0), (lambda i: False)
 
     def has_no_kv_heads(i: int) -> bool:
@@ -154,7 +154,7 @@ def _attention(header: Header, n_layer: int) -> tuple[Which, Which]:
 
 
 def _n_with_kv(header: Header) -> int:
-    """How many layers from the start keep K and V of their own; those after them read these (has_kv)."""
+    """The number of layers, from the start, with K and V of their own; the others read these (has_kv)."""
     match header.arch:
         case "gemma3n":
             return 20  # src/models/gemma3n.cpp does not read the file's shared_kv_layers

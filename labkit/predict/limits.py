@@ -1,4 +1,4 @@
-"""Settings that do not suit a model, said before llama.cpp refuses them."""
+"""Refuse settings that do not suit a model, before llama.cpp does."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from labkit.predict.hparams import number
 from labkit.predict.layers import is_latent, kv_heads, kv_widths, layers
 from labkit.settings import Settings, SettingsError
 
-STRETCH = 32  # times the trained context: as far as rotary scaling was taken in a published model (Yarn-Llama-2-128k)
+STRETCH = 32  # times the trained context: the most of any published model, by rotary scaling (Yarn-Llama-2-128k)
 
 
 def check(header: Header, settings: Settings) -> None:
-    """Refuse what llama.cpp would refuse for this model, and a context nobody can use.
+    """Refuse what llama.cpp would refuse for this model, and a context far longer than the trained one.
 
     Raises:
         SettingsError: see ``too_long`` and ``check_types``.
     """
-    if said := too_long(header, settings):
-        raise SettingsError(said)
+    if problem := too_long(header, settings):
+        raise SettingsError(problem)
     check_types(header, settings)
 
 

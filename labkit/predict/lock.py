@@ -1,4 +1,4 @@
-"""What mlock pins, whether this system lets it, and the smallest memory in which a locked model survives."""
+"""What mlock locks, whether this system allows it, and the smallest cap under which a locked model is not killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REMEDIES = {
         "the systemd unit, `USER - memlock unlimited` in /etc/security/limits.conf (from the next login), or "
         "`docker run --ulimit memlock=-1`"
     ),
-    "WSL": "`ulimit -l unlimited` as root, and `memory=` in .wslconfig for how much there is to lock",
+    "WSL": "`ulimit -l unlimited` as root, and `memory=` in .wslconfig for the size of the memory itself",
     "macOS": "`sudo sysctl vm.user_wire_limit=BYTES` and, where it is lower, `vm.global_user_wire_limit`",
     "Windows": "nothing to set: llama.cpp raises its own working set (SetProcessWorkingSetSize) before VirtualLock",
 }
@@ -30,21 +30,21 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Lock:
-    """What locking covers and needs.
+    """What is locked, and what that takes.
 
     Attributes:
-        locked_bytes: what mlock pins: the mapped span (mmap+mlock) or the weights in anonymous memory (mlock).
-        unlocked_anon_bytes: resident anonymous memory that it leaves alone: repacked weights, cache, output, the
-            touched part of the compute buffer, Python.
-        needed_limit_bytes: the least RLIMIT_MEMLOCK with which all of it is locked. llama.cpp locks each file from its
-            beginning while it loads, header included, and lets the head go afterwards.
-        allowed: whether this system lets it; None where that cannot be known before trying.
-        allowed_by: what decides.
-        boundary_bytes: the smallest cap under which the process survives: what is locked and what is anonymous, with
-            as much of the compute buffer as the prompt touches. Without a lock, file pages give way and only the
-            anonymous part counts.
+        locked_bytes: what mlock locks: the mapped span (mmap+mlock) or the weights in anonymous memory (mlock).
+        unlocked_anon_bytes: resident anonymous memory that is not locked: repacked weights, cache, output, the used
+            part of the compute buffer, Python.
+        needed_limit_bytes: the smallest RLIMIT_MEMLOCK with which all of ``locked_bytes`` is locked. llama.cpp locks
+            each file from its beginning while it loads, and afterwards unmaps what lies before the first tensor in use.
+        allowed: whether this system allows it; None where only trying shows that.
+        allowed_by: the limit or capability that decides.
+        boundary_bytes: the smallest cap under which the process is not killed: locked and anonymous memory, with as
+            much of the compute buffer as the prompt uses. Without a lock, the kernel can drop the file's pages, and
+            only the anonymous memory counts.
         full_boundary_bytes: the same with the whole compute buffer in use.
-        remedy: what raises the limit on this system.
+        remedy: how to raise the limit on this system.
     """
 
     locked_bytes: int
@@ -67,16 +67,16 @@ def lock(
     planned_compute_bytes: int | None = None,
     memlock_bytes: int | None = None,
 ) -> Lock:
-    """What locking this model takes here.
+    """What locking this model takes on a machine.
 
     Args:
         header: the model's.
-        settings: how it is run; ``load_mode`` says whether it is locked.
-        machine: where.
+        settings: how it is run; ``load_mode`` decides whether it is locked.
+        machine: the machine.
         cpu_features: see ``memory``.
         prompt_tokens: largest batch that will be decoded.
         planned_compute_bytes: see ``memory``.
-        memlock_bytes: ask about a process with this RLIMIT_MEMLOCK and without CAP_IPC_LOCK instead of this one.
+        memlock_bytes: RLIMIT_MEMLOCK of a process without CAP_IPC_LOCK; None for the limits of this process.
     """
     features = tuple(cpu_features or ())
     need = memory(
@@ -104,7 +104,7 @@ def lock(
 
 
 def needed_limit_bytes(header: Header, settings: Settings, cpu_features: Iterable[str], page_bytes: int) -> int:
-    """RLIMIT_MEMLOCK for the whole mapping: of each file, all up to its last tensor that is used in place.
+    """The RLIMIT_MEMLOCK with which each file is locked from its beginning to its last tensor that is used in place.
 
     Source: llama_mlock::grow_to in src/llama-mmap.cpp, called with the end of each tensor's place in the file by
     llama_model_loader::load_all_data.
@@ -118,7 +118,7 @@ def needed_limit_bytes(header: Header, settings: Settings, cpu_features: Iterabl
 
 
 def raise_limit(system: str) -> str:
-    """What lets a process lock more on this system (``machine().system``).
+    """How to raise the limit on locked memory on this system (``machine().system``), in words.
 
     Raises:
         ValueError: not a system that labkit knows.
@@ -129,6 +129,7 @@ def raise_limit(system: str) -> str:
 
 
 def _permission(limit: int, machine: Machine, memlock_bytes: int | None) -> tuple[bool | None, str]:
+    """Whether ``limit`` bytes may be locked (None: not known), and what decides."""
     if not limit:
         return True, "nothing is to be locked"
     if memlock_bytes is None:

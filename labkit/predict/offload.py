@@ -1,4 +1,4 @@
-"""Memory of a model whose layers are partly on devices: bytes of each kind on each side."""
+"""Memory of a model with layers on devices: bytes of each kind on the host and on each device (the sides)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from labkit.settings import Settings
 
 @dataclass(frozen=True)
 class Side:
-    """What one side holds.
+    """What is on one side: the host, or a device.
 
     Attributes:
         name: ``host``, ``device``, or with several ``device 1`` and so on.
-        weights_bytes: tensors placed here. A tied embedding counts on both sides once its copy is a device's output.
+        weights_bytes: tensors on this side. A tied embedding is on both sides once its copy is a device's output layer.
         mapped_bytes: of the host, the span of the file that stays mapped; the kernel can drop and reread these pages.
-        heap_bytes: of the host, weights read into its own memory because nothing is mapped.
+        heap_bytes: of the host, weights read into anonymous memory because the file is not mapped.
         repack_bytes: of the host, copies of weights in the CPU's own layout.
-        kv_bytes: keys and values of the layers whose cache is here.
+        kv_bytes: keys and values of the layers whose cache is on this side.
         recurrent_bytes: recurrent states of these layers.
-        compute_bytes: buffer for a batch on its way through.
-        output_bytes: the rows of logits handed out, always on the host.
-        read_bytes: weights that decoding one token reads here.
-        caches: of the layers whose cache is here.
+        compute_bytes: the compute buffer.
+        output_bytes: the output buffer with the rows of logits, always on the host.
+        read_bytes: weights that decoding one token reads on this side.
+        caches: of the layers whose cache is on this side.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Side:
 
     @property
     def pinned_bytes(self) -> int:
-        """What has to be there: on a device all of it, on the host all but the mapped file."""
+        """Bytes that must stay in memory: on a device all, on the host all but the mapped file."""
         weights = self.heap_bytes + self.repack_bytes if self.name == "host" else self.weights_bytes
         return weights + self.kv_bytes + self.recurrent_bytes + self.compute_bytes + self.output_bytes
 
     @property
     def total_bytes(self) -> int:
-        """All of it, with the mapped file."""
+        """All bytes of this side, with the mapped file."""
         return self.pinned_bytes + self.mapped_bytes
 
 
@@ -63,14 +63,14 @@ class Split:
     """A model on a host and its devices.
 
     Attributes:
-        n_gpu_layers: how many left: blocks and the output layer, n_layer + 1 at most.
-        host: what stays.
-        devices: what each device gets.
+        n_gpu_layers: number of layers on devices: blocks and the output layer, n_layer + 1 at most.
+        host: what is on the host.
+        devices: what is on each device.
         layers_on: for each block, 0 for the host or the number of its device.
         output_on: the same for the output layer.
-        hops: how often one token's data changes sides, its logits' way back included.
-        hop_bytes: what crosses in all these hops.
-        compute_exact: the compute buffers are known to be llama.cpp's; else they are estimates.
+        crossings: how often one token's data crosses between sides; the last one returns the logits to the host.
+        crossing_bytes: bytes of one token in all crossings.
+        compute_exact: whether the compute buffers are known to be llama.cpp's; else they are estimates.
     """
 
     n_gpu_layers: int
@@ -78,8 +78,8 @@ class Split:
     devices: tuple[Side, ...]
     layers_on: tuple[int, ...]
     output_on: int
-    hops: int
-    hop_bytes: int
+    crossings: int
+    crossing_bytes: int
     compute_exact: bool
 
 
@@ -94,18 +94,18 @@ def offload(
     pinned_host: bool = False,
     page_bytes: int = 4096,
 ) -> Split:
-    """What lies where for ``settings.n_gpu_layers`` and ``settings.offload_kqv``.
+    """What is on which side for ``settings.n_gpu_layers`` and ``settings.offload_kqv``.
 
-    A layer's cache lies where the layer is, unless ``offload_kqv`` is off (llama_kv_cache). Weights: ``place`` and
-    ``place_tensors``; compute buffers: the comment in this module. Compared with RPC devices that compute on a CPU;
+    A layer's cache is on the side of the layer; with ``offload_kqv`` off, all of it is on the host (llama_kv_cache).
+    Weights: ``place`` and ``place_tensors``. Tests compare this with llama.cpp on RPC devices that compute on a CPU;
     another backend may pad rows (CUDA: to 512 elements) and need other compute buffers.
 
     Args:
         header: the model's.
         settings: how it is run.
-        n_devices: how many there are.
-        shares: of the layers for each device, see ``place``; by default all alike.
-        on_cpu: regular expressions; weights whose name one of them matches stay on the host (``-ot REGEX=CPU``).
+        n_devices: number of devices.
+        shares: of the layers for each device, see ``place``; equal by default.
+        on_cpu: regular expressions; weights whose name matches one of them stay on the host (``-ot REGEX=CPU``).
         cpu_features: what this build of ggml uses (``engine.cpu_features()``); None counts as none, so no repacking.
         pinned_host: whether the device offers page-locked host memory, as CUDA, HIP, Vulkan and SYCL do, and Metal and
             RPC do not; then llama.cpp repacks nothing (make_cpu_buft_list in src/llama-model.cpp).
@@ -119,7 +119,7 @@ def offload(
     cache_on = tuple(side if settings.offload_kqv else HOST for side in sides[:n_layer])
     caches = cache(header, settings).layers
     compute, exact = _compute(header, settings, sides, n_devices, bool(kept))
-    hops, hop_bytes = crossings(header, sides, cache_on, kept)
+    n_crossings, crossing_bytes = crossings(header, sides, cache_on, kept)
     found = []
     for side, placed in enumerate(place_tensors(header, sides, kept, n_sides=n_devices + 1)):
         name = "host" if side == HOST else "device" if n_devices == 1 else f"device {side}"
@@ -132,8 +132,8 @@ def offload(
         devices=tuple(found[1:]),
         layers_on=sides[:n_layer],
         output_on=output_side(header, sides, kept),
-        hops=hops,
-        hop_bytes=hop_bytes,
+        crossings=n_crossings,
+        crossing_bytes=crossing_bytes,
         compute_exact=exact,
     )
 
@@ -141,11 +141,11 @@ def offload(
 def on_host(
     whole: Predicted, split: Split, header: Header, settings: Settings, *, prompt_tokens: int, cap_bytes: int | None
 ) -> Predicted:
-    """What the host's process needs once some layers have left; ``whole`` is what it needs without a device.
+    """The memory of the host's process when some layers are on a device.
 
     Args:
-        whole: as ``memory`` gives it.
-        split: of the same settings.
+        whole: the prediction without a device, from ``memory``.
+        split: from ``offload`` for the same settings.
         prompt_tokens, cap_bytes: as for ``memory``.
     """
     host = split.host
@@ -184,7 +184,7 @@ def _side(
         for one in placed
         if not one.looked_up
     )
-    # A tied embedding on the host is one tensor that is both looked up and multiplied with.
+    # A tied embedding on the host is listed twice: its rows are looked up, and it is the output layer.
     distinct = {one.tensor.name: one.tensor.nbytes for one in placed}
     mapped, heap, repack = in_ram
     return Side(
@@ -205,9 +205,9 @@ def _side(
 def _in_ram(
     placed: Sequence[Placed], copied: frozenset[str], settings: Settings, page_bytes: int
 ) -> tuple[int, int, int]:
-    """Of the host's weights: the mapped span, what is read into memory instead, and the CPU's copies.
+    """Bytes of the host's weights: the mapped span, those in anonymous memory instead, and the CPU's copies.
 
-    Repacked weights leave the file; a tied embedding that is repacked stays in it too, to be looked up.
+    Repacked weights are not used in place, except a tied embedding, whose rows are also looked up.
     """
     in_place = {one.tensor.name: one.tensor for one in placed if one.looked_up or one.tensor.name not in copied}
     repack = sum(one.tensor.nbytes for one in placed if one.tensor.name in copied and not one.looked_up)
@@ -216,14 +216,21 @@ def _in_ram(
     return 0, sum(tensor.nbytes for tensor in in_place.values()), repack
 
 
-# Compute buffers. With everything on the CPU: ``compute_bytes``. Once a layer has left, found by comparing with
-# llama.cpp's dry runs on RPC devices, with flash attention and the cache beside its layer:
-#   host     the feed-forward's widest moment while it has a block; with none, the embedded batch twice, ids and mask;
-#   device   the logits and their rows; with a block the feed-forward too, less the embedded batch, once or twice.
-# Several devices that hold all layers work on four batches in turn (pipeline parallelism), and keep inputs four times.
 def _compute(
     header: Header, settings: Settings, sides: tuple[int, ...], n_devices: int, kept: bool
 ) -> tuple[tuple[int, ...], bool]:
+    """Bytes of the compute buffer of each side, the host first, and whether they are exact.
+
+    With all layers on the host: ``compute_bytes``. Else, found by comparing with llama.cpp's dry runs on RPC devices,
+    with flash attention and the cache on the side of its layer:
+
+    - host: the largest intermediate results of a feed-forward if it has a block; if not, the embedded batch twice, the
+      token ids and the attention mask;
+    - device: the logits and the rows they are computed from; if it has a block also the feed-forward, less the embedded
+      batch, once or twice.
+
+    Several devices with all layers work on four batches in turn (pipeline parallelism), with four copies of the inputs.
+    """
     total, exact = compute_bytes(header, settings)
     if sides[-1] == HOST:
         return (total, *[0] * n_devices), exact
@@ -232,14 +239,14 @@ def _compute(
     embedded = 4 * ub * number(header, "embedding_length")
     flash = settings.flash_attn != "off"
     mask = (2 if flash else 4) * ub * streams_and_cells(settings)[1]
-    # Token ids, positions and where each K and V goes; without flash attention, where each element of V goes.
+    # Token ids, positions and the cell of each K and V; without flash attention, the place of each element of V.
     inputs = mask + 24 * ub + (0 if flash else 8 * ub * kv_widths(header, 0)[1])
     logits = 4 * outputs * (n_vocab(header) + number(header, "embedding_length"))
-    # Without flash attention or with a wide cache type something else may be the widest; ``total`` knows.
+    # Without flash attention or with an f32 cache, ``compute_bytes`` may have found something larger.
     feed_forward = feed_forward_bytes(header, settings, ub)
     block = total if total > max(logits + embedded, feed_forward) + 4 * outputs else feed_forward
     whole = HOST not in sides[:-1]
-    # With a large mask or few outputs the allocator finds a place for the batch as well; in between, it leaves holes.
+    # With a large mask or few outputs the allocator also reuses memory for the batch; in between, it leaves holes.
     reused = flash and not whole and (mask >= embedded or outputs < ub)
     n_ff = per_layer(header, "feed_forward_length", 0)
     holes = outputs == ub and 4 * ub * n_ff - 2 * embedded <= mask < embedded and block - embedded > logits

@@ -1,4 +1,4 @@
-"""Which side each layer and tensor lies on when some leave for a device, and how often a token's data must cross."""
+"""Which layers and tensors are on the host and which on a device, and how often a token's data crosses between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOST = 0
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Names of experts' weights, as ``--cpu-moe`` matches them (LLM_FFN_EXPS_REGEX in common/common.h)."""
 
-# Looked up before the first block (LLM_TENSOR_LAYER_INPUT in src/llama-arch.cpp).
+# Their rows are looked up before the first block (LLM_TENSOR_LAYER_INPUT in src/llama-arch.cpp).
 _INPUT = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
 # Read by every layer, so each side that has a layer gets them (TENSOR_DUPLICATED in src/models/).
 _EVERY_LAYER = ("rope_freqs", "rope_factors_long", "rope_factors_short")
@@ -36,29 +36,29 @@ class Placed:
 def place(n_layer: int, n_gpu_layers: int, *, shares: Sequence[float] = (1.0,)) -> tuple[int, ...]:
     """The side of each block and, last, of the output layer: 0 is the host, 1 the first device.
 
-    The output layer leaves first, then the last block, and so on forwards. Several devices get runs of layers in
-    proportion to their shares. Source: i_gpu_start and get_layer_buft_list in load_tensors (src/llama-model.cpp), which
-    compares in single precision.
+    The output layer goes to a device first, then the last block, then the one before it, and so on. Several devices get
+    consecutive layers in proportion to their shares. Source: i_gpu_start and get_layer_buft_list in load_tensors
+    (src/llama-model.cpp), which compares in single precision.
 
     Args:
         n_layer: number of blocks.
-        n_gpu_layers: how many leave, the output layer counted; -1, or more than there are, means all.
-        shares: one for each device: its free memory, or what ``--tensor-split`` says.
+        n_gpu_layers: how many go to devices, the output layer counted; -1, or more than there are, means all.
+        shares: one for each device: its free memory, or its number in ``--tensor-split``.
     """
     total = n_layer + 1
-    gone = total if n_gpu_layers < 0 else min(n_gpu_layers, total)
-    first = total - gone
+    n_offloaded = total if n_gpu_layers < 0 else min(n_gpu_layers, total)
+    first = total - n_offloaded
     sums = list(accumulate((_f32(share) for share in shares), lambda a, b: _f32(a + b)))
     ends = [_f32(end / sums[-1]) for end in sums]
-    return tuple(HOST if i < first else 1 + bisect_right(ends, _f32((i - first) / gone)) for i in range(total))
+    return tuple(HOST if i < first else 1 + bisect_right(ends, _f32((i - first) / n_offloaded)) for i in range(total))
 
 
 def place_tensors(
     header: Header, sides: Sequence[int], kept: Sequence[re.Pattern[str]], *, n_sides: int
 ) -> tuple[tuple[Placed, ...], ...]:
-    """What lies on each side (load_tensors, and llama_model_loader::create_tensor in src/llama-model-loader.cpp).
+    """The tensors on each side (load_tensors, and llama_model_loader::create_tensor in src/llama-model-loader.cpp).
 
-    The token embedding stays on the host; where it serves as the output layer too, the output's side gets a copy.
+    The token embedding stays on the host; where it is also the output layer, the side of the output layer gets a copy.
 
     Args:
         sides: see ``place``.
@@ -89,10 +89,10 @@ def place_tensors(
 def crossings(
     header: Header, sides: Sequence[int], cache_on: Sequence[int], kept: Sequence[re.Pattern[str]]
 ) -> tuple[int, int]:
-    """How often one token's data changes sides, and the bytes that cross: activations in f32, at the end the logits.
+    """How often one token's data crosses between sides, and the bytes: activations in f32, at the end the logits.
 
-    llama.cpp's scheduler cuts its graph at the same places ("splits" in its log). Left out: positions and the attention
-    mask, a few bytes each, and what a weight kept on the host inside an attention block would add.
+    llama.cpp's scheduler splits its graph at the same places ("splits" in its log). Not counted: positions and the
+    attention mask, a few bytes each, and crossings because of a weight kept on the host inside an attention block.
     """
     n_embd, used = number(header, "embedding_length"), number(header, "expert_used_count")
     experts = "_exps" if used else ""
@@ -109,7 +109,7 @@ def crossings(
 
         stages += [(on("attn_q"), into_next), (cache_on[i], q + k + v), (on("attn_output"), q)]
         stages += [(on(f"ffn_up{experts}"), n_embd), (on(f"ffn_down{experts}"), n_ff)]
-        # Each expert's answer comes back by itself.
+        # The results of the experts come back one by one, not as their sum.
         into_next = n_embd * max(1, used) if on(f"ffn_down{experts}") != side else n_embd
     stages += [(output_side(header, sides, kept), into_next), (HOST, n_vocab(header))]
     crossed = [width for (before, _), (after, width) in pairwise(stages) if before != after]
@@ -117,7 +117,7 @@ def crossings(
 
 
 def output_side(header: Header, sides: Sequence[int], kept: Sequence[re.Pattern[str]]) -> int:
-    """Where the logits are computed."""
+    """The side on which the logits are computed."""
     return HOST if stays("output.weight" if has_output(header) else EMBEDDING, kept) else sides[-1]
 
 

@@ -1,4 +1,4 @@
-"""Memory of a process that runs a model, before it runs."""
+"""Predict the memory of a process that runs a model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ VOCABULARY_BYTES_PER_TOKEN = 250
 
 @dataclass(frozen=True)
 class Predicted:
-    """Bytes a run is expected to need, by kind; ``memory`` says how each is computed.
+    """Bytes that a run is predicted to need, by kind; ``memory`` says how each is computed.
 
-    Where layers are on the loopback device, they are those of the host's process alone, but for ``weights_bytes``.
+    Where layers are on the loopback device, all but ``weights_bytes`` are those of the host's process alone.
 
-    ``rss_anon_bytes`` and ``rss_file_bytes`` are the resident set after the given tokens. ``anon_floor_bytes`` is all
-    that the kernel cannot take back once the whole compute buffer has been used: it decides whether a cap kills.
-    ``compute_exact`` says whether ``compute_bytes`` is known to equal llama.cpp's figure, by formula or by a dry run.
-    ``recurrent_bytes`` is the state of recurrent layers, beside the KV cache. ``decode_ms`` is None until a bandwidth
-    is given.
+    Attributes:
+        rss_anon_bytes, rss_file_bytes: resident memory after the given tokens.
+        anon_floor_bytes: all anonymous memory once the whole compute buffer has been used. The kernel cannot take it
+            back without swap, so a smaller cap kills the process.
+        compute_exact: whether ``compute_bytes`` is known to equal llama.cpp's figure, by formula or by a dry run.
+        recurrent_bytes: the state of recurrent layers, which is not part of the KV cache.
+        decode_ms: least time per token; None until a bandwidth is given.
     """
 
     weights_bytes: int
@@ -66,16 +68,16 @@ def memory(
         header: the model's.
         settings: how it is run.
         cpu_features: what this build of ggml uses (``engine.cpu_features()``); None counts as none, so no repacking.
-        prompt_tokens: largest batch that will be decoded, which decides how much of the compute buffer is touched.
-        cap_bytes: a memory cap, which leaves less room for pages of the file; library pages are charged to whoever read
-            them first and do not count.
+        prompt_tokens: largest batch that will be decoded, which decides how much of the compute buffer is used.
+        cap_bytes: a memory cap, under which fewer pages of the file stay resident; library pages do not count, since
+            they are charged to the process that read them first.
         page_bytes: the system's page size.
         planned_compute_bytes: the compute buffer as llama.cpp plans it, where no formula is exact (``dry_runs``).
 
     Returns:
-        Bytes. ``weights``: Σ tensors. ``repack``: Σ tensors the CPU backend copies. ``mapped``: the span of the file
-        that stays mapped (mmap modes). ``heap``: tensors read into anonymous memory (the other modes). ``locked``: what
-        mlock would pin.
+        Bytes. ``weights``: Σ tensors. ``repack``: Σ tensors that the CPU backend copies. ``mapped``: the span of the
+        file that stays mapped (mmap modes). ``heap``: tensors read into anonymous memory (the other modes). ``locked``:
+        what mlock would lock.
     """
     copied = (
         frozenset(t.name for t in repacked(header, cpu_features=cpu_features or ())) if settings.repack else frozenset()
@@ -117,7 +119,7 @@ def mapped_span(tensors: list[Tensor], page_bytes: int) -> int:
     """Bytes that stay mapped: per file, from the page of the first tensor used in place to the page of the last.
 
     llama.cpp maps the whole file and then unmaps its head and tail (llama_mmap::unmap_fragment, called at the end of
-    llama_model_loader::load_all_data); what lies between stays, whether it is used or was copied.
+    llama_model_loader::load_all_data); what lies between stays mapped, whether it is used in place or was copied.
     """
     total = 0
     for part in {t.part for t in tensors}:

@@ -11,8 +11,8 @@ from labkit.predict.hparams import EMBEDDING, has_output
 def repacked(header: Header, *, cpu_features: Iterable[str]) -> tuple[Tensor, ...]:
     """Tensors that the CPU backend copies into its own layout (buffer ``CPU_REPACK``) when ``repack`` is on.
 
-    Matrix weights only: 2-D ones (MUL_MAT) and stacked experts (MUL_MAT_ID). The token embedding's rows are looked up,
-    so it stays; where it also serves as the output layer, that one is a copy of it. Source:
+    Only matrices are copied: 2-D ones (MUL_MAT) and stacked experts (MUL_MAT_ID). The token embedding is not, since its
+    rows are looked up; where it is also the output layer, it is copied for that. Source:
     ggml_repack_get_optimal_repack_type and extra_buffer_type::supports_op in ggml/src/ggml-cpu/repack.cpp,
     TENSOR_DUPLICATED in llama_model_loader::create_tensor.
     """
@@ -38,7 +38,7 @@ _LOOKED_UP = ("token_embd", "token_types", "position_embd")
 
 
 def _repack_rows(type_name: str, cpu: frozenset[str]) -> int | None:
-    """How many rows are interleaved for this type on this CPU; None when it stays as it is."""
+    """The number of rows that are interleaved for this type on this CPU; None where it is not copied."""
     dot, i8mm = {"neon", "dotprod"} <= cpu, {"neon", "matmul_int8"} <= cpu
     match type_name:
         case "Q4_0":

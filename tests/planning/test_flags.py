@@ -15,7 +15,7 @@ import pytest
 from labkit.planning.flags import flags
 from labkit.settings import CACHE_TYPES, Settings
 
-UNTOLD = "  # it cannot be told: "
+MISSING = "  # there is no option for: "
 
 PLAIN = Settings(n_ctx=4096, n_gpu_layers=20)
 ODD = Settings(
@@ -117,7 +117,7 @@ def test_a_default_of_llama_is_not_repeated_and_its_own_are_overruled() -> None:
 def test_what_a_program_cannot_be_told_is_said() -> None:
     found = everything()
     for name in ("llama-cpp-python", "lmstudio", "ollama"):
-        told, _, untold = found[name].partition(UNTOLD)
+        told, _, untold = found[name].partition(MISSING)
         assert "--no-repack" in untold and r"blk\.3\.ffn_up=CPU" in untold and "-ts 3,1" in untold
         assert "repack" not in told
     assert "-ctk q8_0 -ctv q4_0" in found["ollama"], "one type for both"
@@ -145,7 +145,7 @@ def test_no_setting_is_dropped_in_silence(name: str, value: object) -> None:
     plain = flags("m", base, n_layer=32)
     found = flags("m", replace(base, **{name: value}), n_layer=32)  # type: ignore[arg-type]
     for program, text in found.items():
-        untold = text.partition(UNTOLD)[2]
+        untold = text.partition(MISSING)[2]
         if (name, value) == ("flash_attn", "on") and program != "llama.cpp":
             assert text == plain[program], "it cannot be left to these programs: they are always told"
             continue
@@ -154,13 +154,13 @@ def test_no_setting_is_dropped_in_silence(name: str, value: object) -> None:
 
 
 def test_names_of_these_programs() -> None:
-    told = {name: text.partition(UNTOLD)[0] for name, text in everything().items()}
+    told = {name: text.partition(MISSING)[0] for name, text in everything().items()}
     for line in ("Max Concurrent Predictions: 4", "Evaluation Batch Size: 256", "CPU Threads: 6"):
         assert line in told["lmstudio"]
     off = flags("m", replace(PLAIN, flash_attn="off"), n_layer=2)
     assert "Flash Attention: off" in off["lmstudio"] and "OLLAMA_FLASH_ATTENTION=0" in off["ollama"]
     assert "-fa off" in off["llama.cpp"] and not any("#" in text for text in off.values())
-    untold = {name: text.partition(UNTOLD)[2].split() for name, text in everything().items()}
+    untold = {name: text.partition(MISSING)[2].split() for name, text in everything().items()}
     assert {"-np", "-kvu"} <= set(untold["llama-cpp-python"]) and "--swa-full" not in untold["llama-cpp-python"]
     assert {"-ub", "-kvu", "--swa-full"} <= set(untold["lmstudio"]) and "-b" not in untold["lmstudio"]
     assert {"-b", "-kvu", "--swa-full", "-nkvo", "-lm"} <= set(untold["ollama"]) and "-ub" not in untold["ollama"]

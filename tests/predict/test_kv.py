@@ -173,7 +173,7 @@ def test_every_known_architecture_is_equal_to_llama_cpps_plan(case: int, answers
 def test_what_the_kit_does_not_know_is_said() -> None:
     base = of("llama-3.2-1b")
     keys = {key.replace("llama.", "dots3note."): value for key, value in base.metadata.items()}
-    for arch, reason in {**architectures.NOT_EXACT, "unheard-of": "the kit does not know this architecture"}.items():
+    for arch, reason in {**architectures.NOT_EXACT, "unheard-of": "labkit does not know this architecture"}.items():
         renamed = {key.replace("dots3note.", f"{arch}."): value for key, value in keys.items()}
         found = predict.cache(replace(base, metadata={**renamed, "general.architecture": arch}), Settings())
         assert (found.exact, found.reason) == (False, reason)

@@ -171,7 +171,7 @@ def test_both_sides_are_what_llama_cpp_reports(case: Case, answers: dict[str, tu
         else:
             assert side.compute_bytes == pytest.approx(size, rel=0.35), "an estimate"
     # The scheduler's cuts, and the way back of the logits.
-    assert split.hops == answer["splits"] - 1 + (split.output_on > 0)
+    assert split.crossings == answer["splits"] - 1 + (split.output_on > 0)
 
 
 def test_where_compute_buffers_are_said_to_be_exact() -> None:
@@ -270,12 +270,12 @@ def test_what_crosses_is_an_activation_and_the_logits_not_a_layer() -> None:
     header = read_header(header_bytes("llama-2-13b", "Q4_K_M"))
     for n in (1, 20, 41):
         split = offload(header, Settings(n_gpu_layers=n))
-        assert (split.hops, split.hop_bytes) == (2, 4 * (5120 + 32000))
-    assert offload(header, Settings()).hops == 0
+        assert (split.crossings, split.crossing_bytes) == (2, 4 * (5120 + 32000))
+    assert offload(header, Settings()).crossings == 0
     kept = offload(header, Settings(n_gpu_layers=41, offload_kqv=False))
-    assert kept.hops == 2 + 2 * 40
+    assert kept.crossings == 2 + 2 * 40
     layer = sum(t.nbytes for t in header.tensors if t.name.startswith("blk.7."))
-    assert kept.hop_bytes < layer / 20
+    assert kept.crossing_bytes < layer / 20
 
 
 # How long it takes
@@ -287,9 +287,9 @@ def a_split(n: int, **settings: Any) -> Any:
 
 def test_two_bandwidths_and_the_hops() -> None:
     everything, nothing = a_split(17), a_split(0)
-    speeds = Speeds(20e9, 200e9, link_bytes_per_s=25e9, hop_ms=0.5)
+    speeds = Speeds(20e9, 200e9, link_bytes_per_s=25e9, crossing_ms=0.5)
     assert offload_ms(nothing, speeds) == pytest.approx(nothing.host.read_bytes / 20e9 * 1000)
-    crossing = everything.hop_bytes / 25e9 * 1000
+    crossing = everything.crossing_bytes / 25e9 * 1000
     assert offload_ms(everything, speeds) == pytest.approx(nothing.host.read_bytes / 200e9 * 1000 + 1.0 + crossing)
     times = [offload_ms(a_split(n), speeds) for n in range(1, 18)]
     assert times == sorted(times, reverse=True)
@@ -297,23 +297,23 @@ def test_two_bandwidths_and_the_hops() -> None:
 
 
 def test_calibration_gives_back_the_speeds() -> None:
-    true = Speeds(18e9, 90e9, hop_ms=0.4)
+    true = Speeds(18e9, 90e9, crossing_ms=0.4)
     splits = {n: a_split(n) for n in (0, 8, 17)}
     kept = a_split(17, offload_kqv=False)
     points = {n: (split, offload_ms(split, true)) for n, split in splits.items()}
-    found = calibrate(points[0], points[17], with_hops=(kept, offload_ms(kept, true)))
+    found = calibrate(points[0], points[17], more_crossings=(kept, offload_ms(kept, true)))
     assert found.host_bytes_per_s == pytest.approx(18e9)
-    assert found.device_bytes_per_s == pytest.approx(90e9) and found.hop_ms == pytest.approx(0.4)
+    assert found.device_bytes_per_s == pytest.approx(90e9) and found.crossing_ms == pytest.approx(0.4)
     assert offload_ms(splits[8], found) == pytest.approx(points[8][1])
-    assert calibrate(points[0], points[17], hop_ms=0.4).device_bytes_per_s == pytest.approx(90e9)
-    assert calibrate(points[0], points[17]).device_bytes_per_s < 90e9, "the hops are in it"
+    assert calibrate(points[0], points[17], crossing_ms=0.4).device_bytes_per_s == pytest.approx(90e9)
+    assert calibrate(points[0], points[17]).device_bytes_per_s < 90e9, "the crossings are in it"
     for wrong in ((splits[17], 0.0), (splits[17], -1.0)):
         with pytest.raises(ValueError, match="more than 0 ms"):
             calibrate(points[0], wrong)
-    with pytest.raises(ValueError, match="longer than everything"):
-        calibrate(points[0], (splits[17], 1.0), hop_ms=0.6)
-    with pytest.raises(ValueError, match="more hops"):
-        calibrate(points[0], points[17], with_hops=points[17])
+    with pytest.raises(ValueError, match="the crossings alone"):
+        calibrate(points[0], (splits[17], 1.0), crossing_ms=0.6)
+    with pytest.raises(ValueError, match="more crossings"):
+        calibrate(points[0], points[17], more_crossings=points[17])
 
 
 # llama-3.2-1b Q4_K_M, one thread each side, on an AMD EPYC of 2 cores, 2026-11-29: the fastest quarter of 77 tokens of

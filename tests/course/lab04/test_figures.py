@@ -18,7 +18,7 @@ from labkit.course.figurekit import sides
 from labkit.course.figurekit.style import KINDS, LIMIT
 from labkit.course.figures import CrossingRow, DeviceCurve
 from labkit.experiments.run import DeviceUse
-from labkit.planning.device_curves import crossing_rows, device_curves, room_of, speeds_of
+from labkit.planning.device_curves import crossing_rows, device_curves, speeds_of, usable_bytes
 from labkit.planning.planner import plan
 from labkit.planning.tuner import Tuned, experts_regex, tune
 from labkit.predict import Split, hardware
@@ -121,7 +121,7 @@ PICTURES = {
     "tuner, all experts fit": lambda: figures.tuner_search(search("48GiB", MOE, experts=True), vram_bytes=48 * GiB),
     "crossing": lambda: figures.crossing(CROSS),
     "crossing, built": lambda: figures.crossing(
-        crossing_rows(header(THIRTEEN), split(20, THIRTEEN), link_bytes_per_s=31.5e9, measured_hop_ms=0.1)
+        crossing_rows(header(THIRTEEN), split(20, THIRTEEN), link_bytes_per_s=31.5e9, measured_crossing_ms=0.1)
     ),
     "crossing, far": lambda: figures.crossing([CrossingRow(LONG, 0.0), CrossingRow("long", 2e6, "claimed", 1 << 50)]),
     "crossing, none": lambda: figures.crossing([]),
@@ -391,7 +391,7 @@ def test_curves_follow_the_tuner_and_the_plan() -> None:
     small, large, mac, little = rows
     card = hardware.get("rtx-4060")
     assert small.most == tune(header(THIRTEEN), vram=card.gpu_bytes(), settings=settings).n_gpu_layers
-    assert small.memory_bytes == room_of(card) == 7 * GiB
+    assert small.memory_bytes == usable_bytes(card) == 7 * GiB
     planned = plan(header(THIRTEEN), ram="32GiB", device=card, settings=settings, host_bytes_per_s=51.2e9)
     assert small.ms[planned.n_gpu_layers] == pytest.approx(planned.decode_ms)
     assert large.whole and large.ms[41] < 10 < small.ms[small.most] < small.ms[0]
@@ -461,9 +461,10 @@ def test_claims_predictions_and_measurements_have_marks_of_their_own() -> None:
 
 def test_what_crosses_is_the_hidden_state() -> None:
     at = split(20, THIRTEEN)
-    claim, hop, alone, whole, weights = crossing_rows(header(THIRTEEN), at, link_bytes_per_s=31.5e9, hop_ms=0.02)
+    claim, one, alone, whole, weights = crossing_rows(header(THIRTEEN), at, link_bytes_per_s=31.5e9, crossing_ms=0.02)
     assert claim.ms == 5 and claim.how == "claimed"
-    assert hop.bytes == alone.bytes == 4 * 5120 and alone.ms == pytest.approx(20480 / 31.5e6)
-    assert hop.ms == pytest.approx(alone.ms + 0.02)
-    assert whole.bytes == at.hop_bytes and whole.ms == pytest.approx(at.hop_bytes / 31.5e6 + at.hops * 0.02)
+    assert one.bytes == alone.bytes == 4 * 5120 and alone.ms == pytest.approx(20480 / 31.5e6)
+    assert one.ms == pytest.approx(alone.ms + 0.02)
+    moved_ms = at.crossing_bytes / 31.5e6
+    assert whole.bytes == at.crossing_bytes and whole.ms == pytest.approx(moved_ms + at.crossings * 0.02)
     assert weights.bytes is not None and 180 * MiB < weights.bytes < 200 * MiB and weights.ms > claim.ms

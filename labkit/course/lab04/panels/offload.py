@@ -9,7 +9,7 @@ from labkit.course import figures
 from labkit.course.lab04.panels.models import CONTEXTS, MODELS, most_bytes
 from labkit.course.panelkit import CACHES, Panel, check, choice, less_or_more, slider, sum_of
 from labkit.models import lookup
-from labkit.planning.device_curves import Named, room_of, speeds_of
+from labkit.planning.device_curves import Named, speeds_of, usable_bytes
 from labkit.predict import Speeds, Split, hardware
 from labkit.settings import Settings
 from labkit.units import GiB, fmt_bytes, fmt_ms, parse_bytes
@@ -88,7 +88,7 @@ class Offload(Panel):
         )
         predict.check(known, chosen)
         split = predict.offload(known, chosen, pinned_host=True)
-        room = room_of(device, ram_bytes=ram)
+        room = usable_bytes(device, ram_bytes=ram)
         # The axis depends on the model alone, so that the picture shows what the other controls change.
         figure = figures.offload_plan(
             split,
@@ -129,8 +129,8 @@ class Offload(Panel):
             )
         else:
             said = f"At best {fmt_ms(ms)} per token, {1000 / ms:.1f} tokens/s (predicted for this device, not measured)"
-        crossed = f"{split.hops} crossings with {fmt_bytes(split.hop_bytes)} per token"
-        return f"{said}; {crossed if split.hops else 'nothing crosses between host and device'}."
+        crossed = f"{split.crossings} crossings with {fmt_bytes(split.crossing_bytes)} per token"
+        return f"{said}; {crossed if split.crossings else 'nothing crosses between host and device'}."
 
 
 def _title(name: str, ram: int | None) -> str:
