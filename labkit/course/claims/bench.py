@@ -140,6 +140,27 @@ class Bench:
             self.runs.append(self._made[key])
         return self._made[key]
 
+    def obtain(
+        self, pick: Callable[[Sequence[Run]], Sequence[Run] | None], measure: Callable[[], str]
+    ) -> Sequence[Run]:
+        """Runs that belong together: those that are there, else measured, else recorded.
+
+        Args:
+            pick: the wanted runs among others, or None.
+            measure: measures them with ``live``, and returns why nothing can be measured here or why it does not serve.
+
+        Raises:
+            Unsettled: there are none, for the reason that ``measure`` gave.
+        """
+        found, why = pick(self.runs), ""
+        if not found:
+            why = measure()
+            found = pick(self.runs) or pick(self.recorded)
+        if not found:
+            raise Unsettled(why.rstrip("."))
+        self.used += found
+        return found
+
     @cached_property
     def recorded(self) -> list[Run]:
         """Runs that were recorded elsewhere: those given, then those that come with the kit."""

@@ -85,6 +85,11 @@ def in_unit(name: str, value: Figure) -> str:
     return f"{value:,}" if abs(value) >= 10_000 else str(value)
 
 
+def sentence(clause: str) -> str:
+    """A clause as the beginning of a sentence."""
+    return clause[0].upper() + clause[1:]
+
+
 def joined(texts: Iterable[str], last: str = "and") -> str:
     """Texts in one phrase: ``a, b and c``."""
     *most, end = texts

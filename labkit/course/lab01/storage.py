@@ -12,13 +12,13 @@ from labkit.system.bandwidth import Disk, Progress, disk_bandwidth
 from labkit.system.mapping import MappedFile, Touch
 from labkit.units import MiB
 
-ALONE_BYTES = 4 * MiB  # without reading ahead each page waits for the disk on its own, so a few must do
-TRIES = 3  # reads from disk; the quickest counts, since other work can only slow one down
-KEPT = 0.05  # more than this left in memory, and "cold" would not be
+ALONE_BYTES = 4 * MiB  # without reading ahead each page is a read of its own, and the whole file would take long
+TRIES = 3  # reads from the disk; the fastest counts, because other programs only make a read slower
+KEPT_SHARE = 0.05  # of the file may still be in memory when its pages have been dropped
 
 
 class StorageError(RuntimeError):
-    """Cold reads cannot be had here; the message says why."""
+    """Pages cannot be read from the disk on request here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Storage:
 def examine(source: Path, *, folder: Path, progress: Progress) -> Storage:
     """Measure with a copy of ``source`` in ``folder``: about half a second for 100 MiB, more on a slow disk.
 
-    A copy, because pages of a file that any process has mapped cannot be dropped from memory. It has no name, so
-    nothing stays behind, whatever happens. Linux only.
+    A copy, because pages of a file that any process has mapped cannot be dropped from memory. It has no name, so the
+    kernel frees it when this process closes it or ends. Linux only.
 
     Raises:
         StorageError: pages cannot be dropped here, or the copy cannot be written.
@@ -65,7 +65,7 @@ def _examine(path: Path, progress: Progress) -> Storage:
     with MappedFile(path) as mapped:
         mapped.evict()
         kept = mapped.cached().resident_bytes
-        if kept is None or kept > KEPT * size:
+        if kept is None or kept > KEPT_SHARE * size:
             raise StorageError("a file's pages could not be dropped from memory; its folder may itself be in memory")
         mapped.read_ahead(on=False)
         alone = mapped.touch(0, ALONE_BYTES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from labkit import engine, predict
 from labkit.course.claims.bench import Part, ending, undisturbed
-from labkit.course.claims.phases import grown, grown_if_known
+from labkit.course.claims.growth import Growth
 from labkit.course.claims.terms import BUNDLED
 from labkit.course.claims.unsettled import Unsettled, or_unsettled
 from labkit.engine.internals.slot_maps import EMPTY
@@ -35,53 +34,6 @@ DEPTHS, REPEATS = (0, 1024), 48
 GROWTH_BYTES = 4 * MiB  # the kernel's counters may be off by about 1 MiB
 GROWTH_CONTEXT = 2048
 ADDRESSES_BYTES, TOO_LARGE_BYTES = 4 * GiB, 16 * GiB  # what a child may have, and the cache that it asks for
-
-
-@dataclass(frozen=True)
-class Growth:
-    """How a process's memory grew while a cache was made and filled.
-
-    Attributes:
-        n_ctx, n_tokens: cells of the cache, and how many of them generating filled.
-        kv_bytes: the cache, predicted.
-        kv_buffers: bytes of each buffer that llama.cpp reports for it, one for each device that holds a part.
-        context_bytes, decode_bytes: anonymous memory that making the context and generating added.
-        minor_faults, major_faults: while generating; None where the system does not count them.
-    """
-
-    model: str
-    n_ctx: int
-    n_tokens: int
-    kv_bytes: int
-    kv_buffers: tuple[int, ...]
-    context_bytes: int
-    decode_bytes: int
-    minor_faults: int | None
-    major_faults: int | None
-
-    @property
-    def if_growing_bytes(self) -> int:
-        """What the tokens would have added to a cache that grew with them."""
-        return self.kv_bytes * self.n_tokens // self.n_ctx
-
-    @classmethod
-    def of(cls, run: Run) -> Growth:
-        """What a run showed that finished decode.
-
-        Raises:
-            Unsettled: the system does not tell anonymous memory.
-        """
-        return cls(
-            model=run.model.name,
-            n_ctx=run.settings.n_ctx,
-            n_tokens=len(run.timings.decode_ms),
-            kv_bytes=run.predicted.kv_bytes,
-            kv_buffers=tuple(buffer.bytes for buffer in run.buffers if buffer.kind == "kv"),
-            context_bytes=grown(run, "rss_anon_bytes", "load", "context"),
-            decode_bytes=max(0, grown(run, "rss_anon_bytes", "prefill", "decode")),
-            minor_faults=grown_if_known(run, "minor_faults", "prefill", "decode"),
-            major_faults=grown_if_known(run, "major_faults", "prefill", "decode"),
-        )
 
 
 class CacheBench(Part):

@@ -133,16 +133,20 @@ class OffloadBench(Part):
         Raises:
             Unsettled: there can be no loopback device here, whose memory could be limited, and nothing is recorded.
         """
-        found = next(filter(self._asks_too_much, self.bench.runs), None)
-        if found is None and device.problem() is None:
+
+        def pick(runs: Iterable[Run]) -> list[Run]:
+            return [run for run in runs if self._asks_too_much(run)][:1]
+
+        def measure() -> str:
+            if why := device.problem():
+                return why
             settings = Settings(repack=False, n_threads=1, n_gpu_layers=EVERYTHING, devices=(LOOPBACK,))
             half = offload(self.bench.header(LEAVING), settings).devices[0].weights_bytes // 2
-            found = self.bench.live(LEAVING, settings, tokens=1, device_memory=half)
-        found = found or next(filter(self._asks_too_much, self.bench.recorded), None)
-        if found is None:
-            raise Unsettled((device.problem() or "").rstrip("."))
-        self.bench.used.append(found)
-        return found
+            run = self.bench.live(LEAVING, settings, tokens=1, device_memory=half)
+            return f"the run with too many layers shows nothing: {ending(run)}"
+
+        (run,) = self.bench.obtain(pick, measure)
+        return run
 
     def _asks_too_much(self, run: Run) -> bool:
         """Whether a run's layers take more than the memory that its one device was given."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from labkit.course.claims.bench import Part, ending
 from labkit.course.claims.terms import BUNDLED, PAGED
-from labkit.course.claims.unsettled import Unsettled
 from labkit.experiments.run import Run
 from labkit.planning.context import longest_surviving_context, needed
 from labkit.settings import Settings
@@ -48,15 +47,16 @@ class LockBench(Part):
         Raises:
             Unsettled: pages cannot be dropped or locked here, and nothing is recorded.
         """
-        found = _dropped(self.bench.runs)
-        why = None
-        if found is None and (why := self._cannot_lock()) is None:
-            runs = [self._live(PAGED, settings, evict="readahead") for settings in (LOOSE, LOCK)]
-            found = _dropped(runs)
-            why = next((f"a run did not finish: {_mode_and_end(run)}" for run in runs if not run.ok), None)
-            why = why or "the locked run was disturbed"
-        loose, locked = self._use(found or _dropped(self.bench.recorded), why)
+        loose, locked = self.bench.obtain(_dropped, self._drop)
         return loose, locked
+
+    def _drop(self) -> str:
+        """Measure them; why that is impossible or was not enough."""
+        if why := self._cannot_lock():
+            return why
+        runs = [self._live(PAGED, settings, evict="readahead") for settings in (LOOSE, LOCK)]
+        failed = (f"a run did not finish: {_mode_and_end(run)}" for run in runs if not run.ok)
+        return next(failed, "the locked run was disturbed")
 
     def denied(self) -> Run:
         """A run that was to lock more than it may.
@@ -64,13 +64,15 @@ class LockBench(Part):
         Raises:
             Unsettled: a limit cannot be set here, and nothing is recorded.
         """
-        found = next(filter(_is_denied, self.bench.runs), None)
-        why = "only Linux limits how much a single program may lock"
-        if found is None and LINUX:
-            run = self._live(BUNDLED, LOCK, tokens=1, memlock=DENIED_LIMIT)
-            found, why = (run if _is_denied(run) else None), f"the limit shows nothing: {_mode_and_end(run)}"
-        found = found or next(filter(_is_denied, self.bench.recorded), None)
-        return self._use((found,) if found else None, why)[0]
+        (run,) = self.bench.obtain(_denied, self._deny)
+        return run
+
+    def _deny(self) -> str:
+        """Measure it; why that is impossible or was not enough."""
+        if not LINUX:
+            return "only Linux limits how much a single program may lock"
+        run = self._live(BUNDLED, LOCK, tokens=1, memlock=DENIED_LIMIT)
+        return f"the limit shows nothing: {_mode_and_end(run)}"
 
     def outgrown(self) -> Outgrown:
         """A locked model whose context grows under a cap that holds its weights with a short context.
@@ -78,16 +80,15 @@ class LockBench(Part):
         Raises:
             Unsettled: no cap is possible or nothing can be locked here, and nothing is recorded.
         """
-        found = _outgrown(self.bench.runs)
-        why = None
-        if found is None:
-            why = self._cannot_lock() or (None if caps.available().how else caps.available().reason)
-            if why is None:
-                asked = [replace(LOCK, n_ctx=SHORT), replace(LOCK, n_ctx=LONG), replace(LOOSE, n_ctx=LONG)]
-                runs = [self._live(PAGED, settings, cap=self._cap_bytes()) for settings in asked]
-                found = _outgrown(runs)
-                why = f"the runs under a cap show nothing: {'; '.join(map(_mode_and_end, runs))}"
-        return Outgrown(*self._use(found or _outgrown(self.bench.recorded), why))
+        return Outgrown(*self.bench.obtain(_outgrown, self._outgrow))
+
+    def _outgrow(self) -> str:
+        """Measure them; why that is impossible or was not enough."""
+        if why := self._cannot_lock() or (None if caps.available().how else caps.available().reason):
+            return why
+        asked = [replace(LOCK, n_ctx=SHORT), replace(LOCK, n_ctx=LONG), replace(LOOSE, n_ctx=LONG)]
+        runs = [self._live(PAGED, settings, cap=self._cap_bytes()) for settings in asked]
+        return f"the runs under a cap show nothing: {'; '.join(map(_mode_and_end, runs))}"
 
     def longest(self, model: str, settings: Settings, limit_bytes: int) -> int:
         """Predicted: the longest context with which a model is not killed under a limit."""
@@ -111,14 +112,6 @@ class LockBench(Part):
         if here.lockable_bytes is not None and here.lockable_bytes < size:
             return f"this process may lock {fmt_bytes(here.lockable_bytes)} and {fmt_bytes(size)} are asked for"
         return None
-
-    def _use(self, found: Iterable[Run] | None, why: str | None) -> tuple[Run, ...]:
-        """These runs, noted as used; without any, ``why`` is the reason of an ``Unsettled``."""
-        if not found:
-            raise Unsettled((why or "there is no such run").rstrip("."))
-        runs = tuple(found)
-        self.bench.used += runs
-        return runs
 
 
 def locked_bytes(run: Run) -> int:
@@ -149,6 +142,11 @@ def _dropped(runs: Iterable[Run]) -> tuple[Run, Run] | None:
         and loose.model.name == locked.model.name
     )
     return next(pairs, None)
+
+
+def _denied(runs: Iterable[Run]) -> list[Run]:
+    """The first run that was not allowed to lock, alone in a list."""
+    return [run for run in runs if _is_denied(run)][:1]
 
 
 def _is_denied(run: Run) -> bool:

@@ -19,11 +19,12 @@ from support.claim_rules import ToldBench, assert_can_say_more_than_one_thing, a
 from labkit import predict
 from labkit.course import claims
 from labkit.course.claims.bench import Bench
+from labkit.course.claims.growth import Growth
 from labkit.course.claims.unsettled import Unsettled
 from labkit.course.lab02.bench import QuantBench
 from labkit.course.lab03 import bench as lab03_bench
 from labkit.course.lab03 import short_memory
-from labkit.course.lab03.bench import CacheBench, Growth
+from labkit.course.lab03.bench import CacheBench
 from labkit.course.lab03.claims import CHECKS
 from labkit.engine.internals.slot_maps import EMPTY
 from labkit.engine.log import Buffer, KVCache

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from labkit import predict
 from labkit.course.claims.bench import Bench
-from labkit.course.claims.finding import Figures, Finding
+from labkit.course.claims.finding import Figures, Finding, sentence
+from labkit.course.claims.growth import Growth
 from labkit.course.claims.phases import at, grown
 from labkit.course.claims.terms import LITTLE, MAPPED, MOST, SEVEN_B
 from labkit.course.claims.unsettled import Unsettled
@@ -160,19 +161,11 @@ def c010(bench: Bench) -> Finding:
     per_token = predict.kv_bytes(bench.header(model), MAPPED) // MAPPED.n_ctx
     # The kernel's counters may be off by about 1 MiB, so a growing cache would have to add four.
     run = bench.run(model, MAPPED, tokens=-(-4 * MiB // per_token))
-    kv, if_growing = run.predicted.kv_bytes, per_token * len(run.timings.decode_ms)
-    at_once = grown(run, "rss_anon_bytes", "load", "context")
-    added = max(0, grown(run, "rss_anon_bytes", "prefill", "decode"))
-    if at_once >= MOST * kv and added <= 0.25 * if_growing:
-        verdict = "wrong"
-    else:
-        verdict = "confirmed" if added >= 0.5 * if_growing else "roughly right"
-    show = Figures()
+    growth, show = Growth.of(run), Figures()
+    made = growth.at_once and growth.added_share <= 0.25
     return show.finding(
-        verdict,
-        f"Making {model}'s context added {show(context_bytes=at_once)}, where the KV cache for {run.settings.n_ctx} "
-        f"tokens takes {show(kv_bytes=kv)}; generating {tokens_of(run)} added {show(decode_bytes=added)}, where a "
-        f"cache that grew with the text would have added {show(if_growing_bytes=if_growing)}.",
+        "confirmed" if growth.added_share >= 0.5 else "wrong" if made else "roughly right",
+        f"{sentence(growth.told(show))}.",
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.course.claims.bench import Bench
 from labkit.course.claims.finding import Figures, Finding, joined
-from labkit.course.claims.terms import BUNDLED, EIGHT_B, LITTLE, MOST, SEVEN_B, THIRTEEN_B
+from labkit.course.claims.terms import BUNDLED, EIGHT_B, LITTLE, SEVEN_B, THIRTEEN_B
 from labkit.course.claims.unsettled import Unsettled
 from labkit.course.lab03.bench import COMPARED, CacheBench
 from labkit.course.lab03.claims.size import figure_name
@@ -39,7 +39,7 @@ def c034(bench: Bench) -> Finding:
         shares.append(kv / (kv + header.tensor_bytes))
         each.append(f"{show(**{f'{figure_name(name)}_token_bytes': round(kv / trained)})} ({name})")
         of_all.append(f"{show(**{f'{figure_name(name)}_share': round(shares[-1], 4)})} ({name})")
-    much = min(shares) >= 0.2 and growth.context_bytes >= MOST * growth.kv_bytes
+    much = min(shares) >= 0.2 and growth.at_once
     return show.finding(
         {(1, 1): "confirmed", (1, 0): "roughly right", (0, 1): "misleading", (0, 0): "wrong"}[saves, much],
         f"A token after {show(depth_tokens=last.n_past)} others takes {show(token_ms=round(last.median_ms, 3))}, and "

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.course.claims.bench import Bench
-from labkit.course.claims.finding import Figures, Finding
-from labkit.course.claims.terms import LITTLE, MOST, SEVEN_B
+from labkit.course.claims.finding import Figures, Finding, sentence
+from labkit.course.claims.terms import LITTLE, SEVEN_B
 from labkit.course.claims.unsettled import Unsettled
-from labkit.course.lab03.bench import ADDRESSES_BYTES, TOO_LARGE_BYTES, CacheBench, Growth
+from labkit.course.lab03.bench import ADDRESSES_BYTES, TOO_LARGE_BYTES, CacheBench
 from labkit.engine.internals.slot_maps import EMPTY
 from labkit.units import fmt_bytes
 
@@ -26,15 +26,12 @@ def c037(bench: Bench) -> Finding:
     adds at most a quarter of what a cache in segments would. Confirmed if generating adds half of that or more; else
     misleading."""
     growth, show = bench.part(CacheBench).growth(), Figures()
-    whole = len(growth.kv_buffers) == 1 and growth.context_bytes >= MOST * growth.kv_bytes
-    if growth.decode_bytes >= 0.5 * growth.if_growing_bytes:
-        verdict = "confirmed"
-    else:
-        verdict = "wrong" if whole and growth.decode_bytes <= 0.25 * growth.if_growing_bytes else "misleading"
+    whole = len(growth.kv_buffers) == 1 and growth.at_once and growth.added_share <= 0.25
+    verdict = "confirmed" if growth.added_share >= 0.5 else "wrong" if whole else "misleading"
     buffers = f"{show(kv_buffers=len(growth.kv_buffers))} buffer{'' if len(growth.kv_buffers) == 1 else 's'}"
     return show.finding(
         verdict,
-        f"llama.cpp reports a cache of {fmt_bytes(sum(growth.kv_buffers))} in {buffers}; {_steps(show, growth)}.",
+        f"llama.cpp reports a cache of {fmt_bytes(sum(growth.kv_buffers))} in {buffers}; {growth.told(show)}.",
     )
 
 
@@ -44,11 +41,10 @@ def c047(bench: Bench) -> Finding:
     if not bench.in_libraries(b"llama_kv_cache"):
         raise Unsettled("the names of llama.cpp's own parts cannot be read in this build")
     growth, named, show = bench.part(CacheBench).growth(), bench.in_libraries(b"paged"), Figures()
-    by_demand = growth.context_bytes < MOST * growth.kv_bytes
     show.keep(paged=named)
     return show.finding(
-        ("wrong", "misleading", "confirmed")[named + by_demand],
-        f'"Paged" occurs {"" if named else "nowhere "}in llama.cpp\'s libraries; {_steps(show, growth)}.',
+        ("wrong", "misleading", "confirmed")[named + (not growth.at_once)],
+        f'"Paged" occurs {"" if named else "nowhere "}in llama.cpp\'s libraries; {growth.told(show)}.',
     )
 
 
@@ -121,14 +117,10 @@ def c051(bench: Bench) -> Finding:
     quarter of what a cache that grew with the text would; wrong if generating adds half of that or more; else roughly
     right."""
     growth, show = bench.part(CacheBench).growth(), Figures()
-    at_once = growth.context_bytes >= MOST * growth.kv_bytes
-    if growth.decode_bytes >= 0.5 * growth.if_growing_bytes:
-        verdict = "wrong"
-    else:
-        verdict = "confirmed" if at_once and growth.decode_bytes <= 0.25 * growth.if_growing_bytes else "roughly right"
+    made = growth.at_once and growth.added_share <= 0.25
     return show.finding(
-        verdict,
-        f"{_steps(show, growth, first=True)}; a chat of ten tokens takes as much as one that fills the context.",
+        "wrong" if growth.added_share >= 0.5 else "confirmed" if made else "roughly right",
+        f"{sentence(growth.told(show))}; a chat of ten tokens takes as much as one that fills the context.",
     )
 
 
@@ -163,18 +155,8 @@ def c069(bench: Bench) -> Finding:
     need = bench.header(SEVEN_B).tensor_bytes + cache.kv_bytes(SEVEN_B, n_ctx=4096)
     return show.finding(
         "confirmed" if share >= 0.5 else "wrong" if share < LITTLE else "roughly right",
-        f"{_steps(show, growth, first=True)}; an f16 cache and 4-bit weights of a 7B at 4096 tokens take "
+        f"{sentence(growth.told(show))}; an f16 cache and 4-bit weights of a 7B at 4096 tokens take "
         f"{show(needed_7b_bytes=need)} together.",
-    )
-
-
-def _steps(show: Figures, growth: Growth, *, first: bool = False) -> str:
-    """What making the context and generating added, in a clause."""
-    return (
-        f"{'M' if first else 'm'}aking {growth.model}'s context added {show(context_bytes=growth.context_bytes)}, "
-        f"where the cache for {growth.n_ctx} tokens takes {show(kv_bytes=growth.kv_bytes)}, and generating "
-        f"{growth.n_tokens} tokens added {show(decode_bytes=growth.decode_bytes)}, where a cache that grew with them "
-        f"would have added {show(if_growing_bytes=growth.if_growing_bytes)}"
     )
 
 
