@@ -14,13 +14,16 @@ from support.claim_runs import Counting, fake_run, set_machine
 
 from labkit.course import claims
 from labkit.course.claims import Settled
-from labkit.course.claims.bench import Bench
+from labkit.course.claims.bench import Bench, Part
+from labkit.course.claims.finding import Figure, Figures, in_unit, joined
+from labkit.course.claims.options import known_names
 from labkit.course.claims.rules import checks
-from labkit.course.claims.terms import SEVEN_B
+from labkit.course.claims.terms import MAPPED, SEVEN_B
+from labkit.course.claims.unsettled import Unsettled
 from labkit.course.lab01.bench import ONE_B
-from labkit.experiments.run import LayerStep
+from labkit.experiments.run import LayerStep, Run
 from labkit.settings import Settings
-from labkit.units import GiB
+from labkit.units import GiB, MiB
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +69,80 @@ def test_a_recorded_run_serves_only_where_none_can_be_measured() -> None:
     assert row.source == "measured here"
     (row,) = claims.settle("C002", bench=Bench([old], measure=Counting(outcome="refused", phases=())))
     assert row.verdict == "misleading" and row.source.startswith("recorded on Abacus")
+
+
+def test_runs_that_belong_together_are_there_or_measured_or_recorded() -> None:
+    label = {"machine": "Abacus", "date": "2026-11-29", "command": "labkit measure"}
+    old, new = fake_run(SEVEN_B, recorded=label), fake_run(ONE_B)
+
+    def obtain(*given: Run, lives: bool) -> list[Run]:
+        bench = Bench(given, measure=lambda model, **how: new)
+        bench.__dict__["recorded"] = [run for run in given if run.recorded]
+
+        def measure() -> str:
+            if lives:
+                bench.live(ONE_B, MAPPED)
+            return "there is no abacus here."
+
+        assert bench.obtain(lambda runs: runs[:1], measure) == bench.used
+        return bench.used
+
+    assert obtain(new, old, lives=False) == [new]
+    assert obtain(old, lives=True) == [new]
+    assert obtain(old, lives=False) == [old]
+    with pytest.raises(Unsettled, match=r"^there is no abacus here$"):
+        obtain(lives=False)
+
+
+def test_a_bench_has_one_part_of_each_kind() -> None:
+    class One(Part):
+        pass
+
+    class Other(Part):
+        pass
+
+    bench = Bench()
+    assert bench.part(One) is bench.part(One) and bench.part(One).bench is bench
+    assert type(bench.part(Other)) is Other and Bench().part(One) is not bench.part(One)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("kv_bytes", 4096, "4.00 KiB"),
+        ("link_bytes_per_s", 3 * MiB, "3.00 MiB/s"),
+        ("token_ms", 0.5, "0.50 ms"),
+        ("load_s", 0.0125, "12.5 ms"),
+        ("saved_share", 0.469, "47%"),
+        ("read_share", 0.0012, "0.12%"),
+        ("read_share", 0, "0%"),
+        ("tokens", 4096, "4096"),
+        ("tokens", 37_482, "37,482"),
+        ("bpw", 4.5, "4.5"),
+        ("outcome", "ok", "ok"),
+    ],
+)
+def test_the_end_of_a_name_says_how_a_figure_is_shown(name: str, value: Figure, text: str) -> None:
+    assert in_unit(name, value) == text
+    show = Figures()
+    assert f"{show(**{name: value})}" == str(show(**{name: value})) == text
+    assert show.values == {name: value}
+
+
+def test_figures_of_a_sentence_are_kept_once_and_as_they_are() -> None:
+    show = Figures()
+    found = show.finding("wrong", f"It is {show(saved_share=0.4688):.1%} of {show(all_bytes=1024)}.")
+    show.keep(known=True, named=False)
+    assert found.evidence == "It is 46.9% of 1.00 KiB."
+    assert found.figures == {"saved_share": 0.4688, "all_bytes": 1024, "known": "yes", "named": "no"}
+
+
+def test_names_are_listed_in_a_phrase_and_kept() -> None:
+    show = Figures()
+    assert known_names(show, {"--a-b": True, "LLAMA_C": True, "--d": False}) == "--a-b and LLAMA_C but not --d"
+    assert show.values == {"a_b": "yes", "llama_c": "yes", "d": "no"}
+    assert known_names(show, {"--d": False, "--e": False}) == "no --d and no --e"
+    assert known_names(show, {"--a": True}) == "--a" and joined(["a", "b", "c"], "or") == "a, b or c"
 
 
 def test_unknown_claims_are_refused_and_later_labs_named() -> None:

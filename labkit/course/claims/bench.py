@@ -25,6 +25,7 @@ from labkit.gguf import GGUFError, Header
 from labkit.models import lookup
 from labkit.models.forge import ForgeError, header_bytes
 from labkit.models.lookup import ModelError
+from labkit.progress import Progress
 from labkit.settings import Settings
 from labkit.system import caps
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 TOKENS = 8  # decoded in a live run, at least
 KNOWN_OPTIONS = ("--batch-size", "LLAMA_ARG_BATCH")  # where these are not found, nothing follows from a missing one
-
-Progress = Callable[[float, str], None]
 
 
 class Part:

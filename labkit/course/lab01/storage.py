@@ -8,7 +8,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.system.bandwidth import Disk, Progress, disk_bandwidth
+from labkit.progress import Progress
+from labkit.system.bandwidth import Disk, disk_bandwidth
 from labkit.system.mapping import MappedFile, Touch
 from labkit.units import MiB
 
