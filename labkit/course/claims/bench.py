@@ -130,7 +130,7 @@ class Bench:
             how: more arguments of ``measure``.
 
         Raises:
-            Unsettled: the model cannot be had, or the cap cannot be set.
+            Unsettled: the model is not available, or the cap cannot be set.
         """
         key = repr((model, settings, how))
         if key not in self._made:
@@ -173,7 +173,7 @@ class Bench:
         """The file of a model; a forged one is written first.
 
         Raises:
-            Unsettled: it cannot be had.
+            Unsettled: there is no such model here.
         """
         with or_unsettled(ModelError, GGUFError, ForgeError):
             return lookup.find(model, progress=self.progress).path

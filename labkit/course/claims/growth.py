@@ -52,7 +52,7 @@ class Growth:
         """What a run showed that finished decode.
 
         Raises:
-            Unsettled: the system does not tell anonymous memory.
+            Unsettled: this system does not give the anonymous memory of a process.
         """
         return cls(
             model=run.model.name,

@@ -10,7 +10,7 @@ def contents(*patterns: str) -> bytes:
     """The bytes of llama.cpp's installed libraries whose file names match; empty if there are none."""
     spec = importlib.util.find_spec("llama_cpp")
     folders = [Path(folder, "lib") for folder in (spec.submodule_search_locations or [])] if spec else []
-    # The library of the command-line tools is installed beside the package, with copies of the package's own.
+    # The library of the command-line tools is installed next to the package, with copies of the package's own.
     folders += [folder.parent.parent / "lib" for folder in folders]
     files = (path.resolve() for folder in folders for pattern in patterns for path in folder.glob(pattern))
     found: dict[str, Path] = {}

@@ -25,7 +25,7 @@ def settle(*ids: str, using: Iterable[Run] = (), bench: Bench | None = None) -> 
         bench: where figures come from; by default a new ``Bench(using)``.
 
     Returns:
-        One ``Settled`` each, in the order asked for; ``open``, with the reason, where the figures cannot be had.
+        One ``Settled`` each, in the order asked for; ``open``, with the reason, where there are no figures.
 
     Raises:
         ValueError: there is no such claim.

@@ -7,8 +7,8 @@ from labkit.settings import Settings
 from labkit.units import GiB
 
 SEVEN_B, THIRTEEN_B, EIGHT_B = "llama-2-7b:Q4_K_M", "llama-2-13b:Q4_K_M", "llama-3.1-8b:Q4_K_M"
-# Where pages must leave memory. The kernel drops no page that another process has mapped, and a notebook may have the
-# bundled model mapped.
+# Where the kernel must drop pages. It drops none that another process has mapped, and a notebook may have the bundled
+# model mapped.
 PAGED = "smollm2-135m:F16:filled"
 MAPPED = Settings(repack=False)  # the weights are read where the file is mapped, and not copied for this CPU
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Unsettled(Exception):
-    """The figures that a check needs cannot be had here; the message is the reason, without a full stop."""
+    """A check cannot get its figures here; the message is the reason, without a full stop."""
 
 
 @contextmanager

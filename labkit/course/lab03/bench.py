@@ -51,7 +51,7 @@ class CacheBench(Part):
         """A 4-bit model with an f16 cache, run for so many tokens that a cache which grew with them would show.
 
         Raises:
-            Unsettled: see ``Bench.run``; or the system does not tell anonymous memory.
+            Unsettled: see ``Bench.run``; or this system does not give the anonymous memory of a process.
         """
         for run in self.bench.runs:
             plain = run.cap_bytes is None and undisturbed(run)

@@ -25,7 +25,9 @@ from labkit.system.machine import machine
 if TYPE_CHECKING:
     from labkit.course.lab04.link_count import Crossed
 
-LEAVING = "smollm2-135m:Q4_K_M"  # small, and its 30 blocks differ in size, which tells which of them are on a device
+DEVICE_MODEL = (
+    "smollm2-135m:Q4_K_M"  # small, and its 30 blocks differ in size, which shows which of them are on a device
+)
 EVERYTHING = 99  # n_gpu_layers that no model here reaches
 LINK_TOKENS = 16
 ROUNDS, ROUND_TOKENS, STEADY = 3, 16, 0.1
@@ -73,16 +75,16 @@ class OffloadBench(Part):
         return tuple(self._measured_or_predicted(*KINDS[kind][1:]) for kind in kinds)
 
     def _measured_or_predicted(self, n_gpu_layers: int, with_cache: bool) -> Offloaded:
-        """``LEAVING`` with the device here, or predicted if there is none."""
-        header = self.bench.header(LEAVING)
+        """``DEVICE_MODEL`` with the device here, or predicted if there is none."""
+        header = self.bench.header(DEVICE_MODEL)
         devices = (self.device_name,) if self.device_name else ()
         settings = Settings(repack=False, n_gpu_layers=n_gpu_layers, devices=devices, offload_kqv=with_cache)
         if not devices:
-            return Offloaded.predicted(LEAVING, header, settings)
-        return Offloaded.of(self.bench.run(LEAVING, settings), header.n_layer)
+            return Offloaded.predicted(DEVICE_MODEL, header, settings)
+        return Offloaded.of(self.bench.run(DEVICE_MODEL, settings), header.n_layer)
 
     def _of_kind(self, kind: str, runs: Iterable[Run], model: str) -> Run | None:
-        """The first run of this model and kind; of kind ``part``, one whose bytes tell in which order layers left."""
+        """The first run of this model and kind; of kind ``part``, one whose bytes show in which order layers moved."""
         is_kind, _, with_cache = KINDS[kind]
         for run in runs:
             if run.model.name != model or not _is_plain(run) or len(run.settings.devices) != 1:
@@ -141,8 +143,8 @@ class OffloadBench(Part):
             if why := device.problem():
                 return why
             settings = Settings(repack=False, n_threads=1, n_gpu_layers=EVERYTHING, devices=(LOOPBACK,))
-            half = offload(self.bench.header(LEAVING), settings).devices[0].weights_bytes // 2
-            run = self.bench.live(LEAVING, settings, tokens=1, device_memory=half)
+            half = offload(self.bench.header(DEVICE_MODEL), settings).devices[0].weights_bytes // 2
+            run = self.bench.live(DEVICE_MODEL, settings, tokens=1, device_memory=half)
             return f"the run with too many layers shows nothing: {ending(run)}"
 
         (run,) = self.bench.obtain(pick, measure)
@@ -156,7 +158,7 @@ class OffloadBench(Part):
         return offload(self.bench.header(run.model.name), run.settings).devices[0].weights_bytes > memory
 
     def crossed(self) -> tuple[Crossed, Split]:
-        """What crossed between llama.cpp and a loopback device that has a part of ``LEAVING``, and where that is.
+        """What crossed between llama.cpp and a loopback device that has a part of ``DEVICE_MODEL``, and where that is.
 
         Raises:
             Unsettled: there can be no loopback device here.
@@ -168,8 +170,8 @@ class OffloadBench(Part):
         if self._crossed is None:
             settings = Settings(repack=False, n_threads=1, n_gpu_layers=n_gpu_layers, devices=(LOOPBACK,))
             with or_unsettled(LinkError):
-                self._crossed = crossed(self.bench.path(LEAVING), settings, tokens=LINK_TOKENS)
-        return self._crossed, self.split(LEAVING, n_gpu_layers)
+                self._crossed = crossed(self.bench.path(DEVICE_MODEL), settings, tokens=LINK_TOKENS)
+        return self._crossed, self.split(DEVICE_MODEL, n_gpu_layers)
 
     def split(self, model: str, n_gpu_layers: int, *, on_cpu: Sequence[str] = (), **settings: Any) -> Split:
         """Predicted: both sides of a model with so many layers on a device."""

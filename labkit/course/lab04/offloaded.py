@@ -1,4 +1,4 @@
-"""Which layers are on a device, told from the bytes that are there."""
+"""Which layers are on a device, as the bytes there show."""
 
 from __future__ import annotations
 

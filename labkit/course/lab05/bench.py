@@ -39,7 +39,7 @@ class Outgrown:
 
 
 class LockBench(Part):
-    """Runs whose weights are locked in memory, beside the same runs without the lock."""
+    """Runs whose weights are locked in memory, and the same runs without the lock."""
 
     def dropped(self) -> tuple[Run, Run]:
         """One model mapped, and mapped and locked; before each token the kernel was asked to drop the file's pages.
@@ -150,7 +150,7 @@ def _denied(runs: Iterable[Run]) -> list[Run]:
 
 
 def _is_denied(run: Run) -> bool:
-    """Whether a run was to lock and did not, and ended by itself: one that was stopped may have had no time to."""
+    """Whether a run was to lock and did not, and ended by itself: one that was killed may have had no time to lock."""
     asked = run.predicted.locked_bytes and run.cap_bytes is None and not run.evict
     return bool(asked) and run.outcome in ("ok", "load-failed") and not is_locked(run)
 

@@ -1,4 +1,4 @@
-"""The checks of lab 05's claims about locking: what it keeps in memory, when it kills, what it leaves for the cache."""
+"""The checks of lab 05's claims about locking: what it keeps in memory, when it kills, how much cache it allows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def c120(bench: Bench) -> Finding:
     """A mapped model whose pages the kernel was asked to drop before each token, locked and not locked; and a run that
     may not lock as much as it was to. Kept: the locked model reads less than 1 % of its weights from the disk for each
     token. Wrong if not kept; misleading if the one without a lock reads no more, so that the lock changes nothing. If
-    kept: roughly right if the run that may not lock goes on without the lock, confirmed if it then stops."""
+    kept: roughly right if the run that may not lock runs without the lock, confirmed if it stops."""
     loose, locked = bench.part(LockBench).dropped()
     read, unlocked = read_share(locked), read_share(loose)
     denied = bench.part(LockBench).denied()
@@ -60,7 +60,7 @@ def c121(bench: Bench) -> Finding:
     elif not seen.loose.ok:
         verdict = "misleading"
     elif at_once is None:
-        raise Unsettled("this system does not tell how much anonymous memory a process has")
+        raise Unsettled("this system does not give the anonymous memory of a process")
     else:
         verdict = "roughly right" if at_once >= MOST * kv else "confirmed"
     foreseen = seen.long.predicted

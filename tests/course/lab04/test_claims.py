@@ -21,7 +21,7 @@ from labkit.course.claims.terms import MAPPED
 from labkit.course.claims.unsettled import Unsettled
 from labkit.course.lab04 import bench as lab04_bench
 from labkit.course.lab04 import link_count
-from labkit.course.lab04.bench import KINDS, LEAVING, OffloadBench
+from labkit.course.lab04.bench import DEVICE_MODEL, KINDS, OffloadBench
 from labkit.course.lab04.claims import CHECKS
 from labkit.course.lab04.link_count import Crossed
 from labkit.course.lab04.offloaded import OUTPUT_FIRST, Offloaded, order_of, orders
@@ -51,7 +51,7 @@ def header_of(model: str) -> Header:
 
 
 def run(
-    model: str = LEAVING,
+    model: str = DEVICE_MODEL,
     n_gpu_layers: int = 20,
     *,
     ms: float = 5.0,
@@ -92,7 +92,7 @@ def run(
 def of_kind(kind: str, **how: Any) -> Offloaded:
     _, n_gpu_layers, with_cache = KINDS[kind]
     settings = {"offload_kqv": with_cache}
-    return Offloaded.of(run(n_gpu_layers=n_gpu_layers, settings=settings, **how), header_of(LEAVING).n_layer)
+    return Offloaded.of(run(n_gpu_layers=n_gpu_layers, settings=settings, **how), header_of(DEVICE_MODEL).n_layer)
 
 
 def speeds(q8: float = 45.0, q4: float = 34.0) -> dict[str, float]:
@@ -111,7 +111,7 @@ class ToldOffload(OffloadBench):
         return run(n_gpu_layers=99, memory_bytes=48 * MiB, **self.bench.too_much)
 
     def crossed(self) -> tuple[Crossed, Split]:
-        return Crossed(16, round(16 * self.bench.crossing)), self.split(LEAVING, 20)
+        return Crossed(16, round(16 * self.bench.crossing)), self.split(DEVICE_MODEL, 20)
 
     def split(self, model: str, n_gpu_layers: int, **how: Any) -> Split:
         return self.bench.splits(super().split(model, n_gpu_layers, **how))
@@ -197,7 +197,7 @@ def having(**changes: Any) -> Change:
 
 def leaving(order: str) -> Mapping[str, Change]:
     """Layers leave in another order."""
-    size = orders(header_of(LEAVING), 20)[order]
+    size = orders(header_of(DEVICE_MODEL), 20)[order]
     return {"part": having(device_weights_bytes=size)}
 
 
@@ -345,7 +345,7 @@ def test_figures_that_decide_nothing_leave_a_claim_open(name: str, world: Callab
 
 @pytest.mark.parametrize("n", [1, 4, 20, 30])
 def test_the_order_of_leaving_is_told_from_bytes(n: int) -> None:
-    header = header_of(LEAVING)
+    header = header_of(DEVICE_MODEL)
     sizes = orders(header, n)
     for order, size in sizes.items():
         seen = replace(of_kind("part"), asked=n, device_weights_bytes=size + 5000)
@@ -377,7 +377,7 @@ def test_what_is_missing_is_measured_once_with_one_model() -> None:
     asked: list[tuple[int, bool]] = []
 
     def measure(model: str, *, tokens: int, progress: Any, **settings: Any) -> Run:
-        assert (model, settings["n_threads"], settings["devices"]) == (LEAVING, 1, ["loopback"])
+        assert (model, settings["n_threads"], settings["devices"]) == (DEVICE_MODEL, 1, ["loopback"])
         asked.append((settings["n_gpu_layers"], settings["offload_kqv"]))
         return run(n_gpu_layers=asked[-1][0], settings={"offload_kqv": asked[-1][1]})
 
@@ -386,7 +386,7 @@ def test_what_is_missing_is_measured_once_with_one_model() -> None:
     offload.device_name = "loopback"
     for _ in range(2):
         on, off = offload.offloads("all", "all, cache kept")
-        assert {on.model, off.model} == {LEAVING} and off.device_kv_bytes == 0 < on.device_kv_bytes
+        assert {on.model, off.model} == {DEVICE_MODEL} and off.device_kv_bytes == 0 < on.device_kv_bytes
         few, many = offload.offloads("a few too many", "far too many")
         assert few.asked < many.asked and few.device_weights_bytes == many.device_weights_bytes
     assert sorted(asked) == [(33, True), (99, False), (99, True)]
@@ -465,7 +465,7 @@ def test_enough_runs_that_are_there_are_not_made_again() -> None:
     made = [replace(run(ms=ms), settings=replace(MAPPED, n_threads=1)) for ms in (5.0, 5.1, 6.0)]
     other = [run(ms=1.0), replace(made[0], caution="busy", timings=Timings(decode_ms=(2.0,)))]
     bench = Bench([*other, *made], measure=never)
-    assert bench.part(OffloadBench).fastest_ms(LEAVING, settings=MAPPED) == (5.0,) and bench.used == made
+    assert bench.part(OffloadBench).fastest_ms(DEVICE_MODEL, settings=MAPPED) == (5.0,) and bench.used == made
 
 
 def test_times_that_no_two_rounds_agree_on_settle_nothing() -> None:

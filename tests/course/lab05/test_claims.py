@@ -148,7 +148,7 @@ def test_figures_of_the_evidence_are_those_of_the_runs() -> None:
     ("name", "runs", "reason"),
     [
         ("C120", lambda: world(lambda runs: _uncounted(runs)), "does not give the read bytes"),
-        ("C121", lambda: world(lambda runs: _untold(runs)), "does not tell how much anonymous memory"),
+        ("C121", lambda: world(lambda runs: _untold(runs)), "does not give the anonymous memory"),
     ],
 )
 def test_figures_that_decide_nothing_leave_a_claim_open(name: str, runs: Callable[[], list[Run]], reason: str) -> None:

@@ -87,7 +87,7 @@ def c056(bench: Bench) -> Finding:
         listed.append(f"from {early:.3g} to {late:.3g} (±{error:.2g}) with {name}")
     return show.finding(
         verdict,
-        f"From the first to the second half of {seen['q8_0'].quality.n_tokens} tokens the divergence (KLD) goes "
+        f"From the first to the second half of {seen['q8_0'].quality.n_tokens} tokens the divergence (KLD) changes "
         f"{joined(listed)}.",
     )
 

@@ -40,8 +40,8 @@ def c035(bench: Bench) -> Finding:
         f"llama.cpp plans {show(kv_512_tokens_bytes=by_tokens[0])} for {tokens[0]} tokens of Llama 2 13B and "
         f"{show(kv_8192_tokens_bytes=by_tokens[-1])} for {tokens[-1]}, {show(kv_1_sequence_bytes=by_sequences[0])} "
         f"for one sequence of 2048 and {show(kv_4_sequences_bytes=by_sequences[-1])} for {sequences[-1]}; with "
-        f"n_batch from {batches[0]} to {batches[-1]} the cache goes from {show(kv_n_batch_32_bytes=by_batch[0])} to "
-        f"{show(kv_n_batch_2048_bytes=by_batch[-1])} and the compute buffer from "
+        f"n_batch from {batches[0]} to {batches[-1]} the cache changes from {show(kv_n_batch_32_bytes=by_batch[0])} "
+        f"to {show(kv_n_batch_2048_bytes=by_batch[-1])} and the compute buffer from "
         f"{show(compute_n_batch_32_bytes=compute[0])} to {show(compute_n_batch_2048_bytes=compute[-1])}.",
     )
 

@@ -205,7 +205,8 @@ def c054(bench: Bench) -> Finding:
     return show.finding(
         "wrong" if not hits else "confirmed" if len(hits) == len(sizes) else "depends on machine",
         f"Of {show(caches=len(sizes))} quantized caches that fit in 16 GiB, {show(near=len(hits))} take about 3.5 GB "
-        f"({fmt_bytes(3.5e9)}){such_as}; they go from {show(least_bytes=min(sizes))} to {show(most_bytes=max(sizes))}.",
+        f"({fmt_bytes(3.5e9)}){such_as}; the smallest takes {show(least_bytes=min(sizes))} and the largest "
+        f"{show(most_bytes=max(sizes))}.",
     )
 
 

@@ -20,9 +20,9 @@ SHARES = (24, 8)  # of two devices, their free memory in GiB
 
 
 def c070(bench: Bench) -> Finding:
-    """Which layers are on the device at an n_gpu_layers below the number of blocks, told from the bytes there.
-    Confirmed if that many blocks, the last ones; roughly right if the last ones, but the output layer takes one of the
-    places; misleading if that many blocks, but the first ones; else wrong."""
+    """Which layers are on the device at an n_gpu_layers below the number of blocks, as the bytes there show. Confirmed
+    if that many blocks, the last ones; roughly right if the last ones, but the output layer takes one of the places;
+    misleading if that many blocks, but the first ones; else wrong."""
     (seen,) = bench.part(OffloadBench).offloads("part")
     order, show = _order(bench, seen), Figures()
     blocks = seen.asked - order.startswith("the output")
@@ -164,8 +164,8 @@ def c081(bench: Bench) -> Finding:
 
 
 def c082(bench: Bench) -> Finding:
-    """First: the first blocks move first, told from the bytes on the device. Kept: with 30 layers of Llama 2 7B Q4_K_M
-    on a device the host keeps 4.6 GB within 10 %. Confirmed if both, misleading if one, wrong if neither."""
+    """First: the first blocks move first, as the bytes on the device show. Kept: with 30 layers of Llama 2 7B Q4_K_M on
+    a device the host keeps 4.6 GB within 10 %. Confirmed if both, misleading if one, wrong if neither."""
     offload, show = bench.part(OffloadBench), Figures()
     (seen,) = offload.offloads("part")
     order, kept = _order(bench, seen), offload.split(SEVEN_B, 30).host.weights_bytes
