@@ -11,6 +11,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give what measures to one worker: such tests would disturb each other."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in ("live", "labs", "browser")):
+            item.add_marker(pytest.mark.xdist_group("live"))
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The bundled SmolLM2. Its package is found, never imported: importing it needs `llm`."""
