@@ -261,6 +261,7 @@ def test_needs_of_a_13b_are_those_of_the_ledger() -> None:
     assert 0 < found - (header.tensor_bytes + cache) < 256 * MiB  # compute and output buffers, and Python
 
 
+@pytest.mark.live
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux drops a file's pages on request")
 def test_a_copy_is_read_cold_and_nothing_is_left(tmp_path: Path) -> None:
     source = tmp_path / "source"
@@ -297,6 +298,7 @@ def test_unsettled_storage_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 1
 
 
+@pytest.mark.live
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells file-backed from anonymous memory")
 def test_live_on_the_bundled_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_PROFILE", "tiny")

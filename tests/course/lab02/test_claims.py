@@ -311,6 +311,7 @@ def test_rounding_halves_the_error_about_once_a_bit() -> None:
     assert 1.7 < q4 / q5 < 2.3 and 1.7 < q5 / q6 < 2.3
 
 
+@pytest.mark.live
 def test_the_dry_run_gives_the_cache_of_the_formula() -> None:
     bench = Bench()
     settings = [Settings(type_k=name, type_v=name) for name in ("f16", "q8_0")]
@@ -374,6 +375,7 @@ def test_what_cannot_be_quantized_leaves_a_claim_open(monkeypatch: pytest.Monkey
     assert row.verdict == "open" and row.source == "not settled here: llama.cpp is not in the mood"
 
 
+@pytest.mark.live
 def test_live_on_the_bundled_model() -> None:
     """All but the three whose quality takes a minute to measure; lab 02 settles those."""
     names = [name for name in CHECKS if name not in ("C029", "C030", "C104")]
@@ -382,6 +384,7 @@ def test_live_on_the_bundled_model() -> None:
         assert row.source in ("measured here", "computed") and row.figures
 
 
+@pytest.mark.live
 def test_types_follow_from_names_and_sizes_alone() -> None:
     """llama.cpp saw the trained weights; the kit's rule did not."""
     found = Bench().part(QuantBench).types_given(BUNDLED, "Q4_K_M")

@@ -615,6 +615,7 @@ def test_where_addresses_cannot_be_limited_a_claim_stays_open(monkeypatch: pytes
     assert row.verdict == "open" and "only Linux" in row.source
 
 
+@pytest.mark.live
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the addresses of a process")
 def test_a_cache_that_fits_is_made_and_a_larger_one_refused(smollm2_path: Path) -> None:
     settings = Settings(n_ctx=512, n_threads=1, repack=False)
@@ -623,6 +624,7 @@ def test_a_cache_that_fits_is_made_and_a_larger_one_refused(smollm2_path: Path) 
     assert said is not None and "memory" in said and "bad_alloc" not in said
 
 
+@pytest.mark.live
 def test_live_what_llama_cpp_plans_and_knows() -> None:
     """All that a dry run, a header or a library settles; the rest takes time and is settled by lab 03."""
     slow = {"C034", "C037", "C047", "C048", "C049", "C050", "C051", "C055", "C056", "C057", "C058", "C062", "C069"}
@@ -631,6 +633,7 @@ def test_live_what_llama_cpp_plans_and_knows() -> None:
         assert row.source in ("measured here", "computed") and row.figures
 
 
+@pytest.mark.live
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells anonymous from file-backed memory")
 def test_live_a_cache_is_made_at_once() -> None:
     for row in claims.settle("C037", "C047", "C048", "C051", "C062", "C069"):
@@ -638,6 +641,7 @@ def test_live_a_cache_is_made_at_once() -> None:
         assert row.source == "measured here"
 
 
+@pytest.mark.live
 def test_live_cells() -> None:
     for row in claims.settle("C049", "C050"):
         assert row.verdict == claims.get(row.id).expected, row.evidence

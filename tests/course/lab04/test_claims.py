@@ -524,6 +524,7 @@ def test_a_relay_hands_on_and_counts_all_bytes() -> None:
         socket.create_connection((host, int(port)), timeout=1)
 
 
+@pytest.mark.live
 def test_a_run_that_does_not_get_through_counts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if device.problem():
         pytest.skip("this build has no RPC backend")
@@ -534,6 +535,7 @@ def test_a_run_that_does_not_get_through_counts_nothing(monkeypatch: pytest.Monk
         link_count.crossed(broken, settings, tokens=1)
 
 
+@pytest.mark.live
 def test_live_lab_04_comes_out_as_expected() -> None:
     """All but the speed of two quantizations, which takes a model of 1.2 GiB and is settled by the lab."""
     rows = claims.settle(*(name for name in CHECKS if name != "C086"))

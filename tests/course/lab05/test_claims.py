@@ -228,6 +228,7 @@ def test_runs_that_do_not_belong_together_do_not_serve() -> None:
     assert replace(LOOSE, load_mode="mmap+mlock") == LOCK
 
 
+@pytest.mark.live
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what is locked")
 def test_live_lab_05_comes_out_as_expected() -> None:
     for row in claims.settle(*CHECKS):
