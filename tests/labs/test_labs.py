@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from support import gate
 from support.paths import ROOT
+from support.profile import ENVIRON
 
 LABS = sorted((ROOT / "labs").glob("[0-9][0-9]_*.ipynb"))
 SOLUTIONS = sorted((ROOT / "labs" / "solutions").glob("*.ipynb"))
@@ -56,7 +56,7 @@ def run_cells(notebook: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, "-n", "0", "--durations=5", str(notebook)],
         cwd=ROOT,
-        env={**os.environ, "LABKIT_PROFILE": os.environ.get("LABKIT_TEST_PROFILE", "tiny")},
+        env=ENVIRON,
         capture_output=True,
         text=True,
         timeout=3600,

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from support.profile import ENVIRON
+
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -63,7 +65,7 @@ def jupyterlab(folder: Path, scratch: Path) -> Iterator[str]:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     with (scratch / "server.log").open("w") as log:
-        server = subprocess.Popen(command, env={**os.environ, **homes}, stdout=log, stderr=log, cwd=folder)
+        server = subprocess.Popen(command, env={**ENVIRON, **homes}, stdout=log, stderr=log, cwd=folder)
     try:
         until(lambda: _answers(f"http://127.0.0.1:{port}/api?token={token}"), 60, "JupyterLab answers")
         yield f"http://127.0.0.1:{port}/lab?token={token}"
