@@ -171,7 +171,6 @@ def test_inspect_prints_the_contract(labkit: Command, smollm2_path: Path) -> Non
     assert values == data(labkit("inspect", str(smollm2_path), "--json"))
 
 
-@pytest.mark.live
 def test_inspect_predicts_for_a_context(labkit: Command) -> None:
     values = data(labkit("inspect", "llama-3.1-8b:Q4_K_M", "--ctx", "8192", "--kv", "q8_0", "--json"))
     assert (values["n_ctx"], values["kv_bytes"]) == (8192, 8192 * 68 * 1024)
@@ -184,13 +183,11 @@ def test_inspect_predicts_for_a_context(labkit: Command) -> None:
     assert (plain["kv_bytes"], plain["compute_from"]) == (8192 * 128 * 1024, "formula")
 
 
-@pytest.mark.live
 def test_inspect_gives_the_known_figure_of_13b(labkit: Command) -> None:
     values = data(labkit("inspect", "llama-2-13b:Q4_K_M", "--ctx", "8192", "--kv", "q8_0", "--json"))
     assert values["kv_bytes"] == 3_565_158_400
 
 
-@pytest.mark.live
 def test_inspect_counts_sequences_and_states(labkit: Command) -> None:
     one = data(labkit("inspect", "granite-4.0-h-tiny:Q4_K_M", "--ctx", "4096", "--json"))
     four = data(labkit("inspect", "granite-4.0-h-tiny:Q4_K_M", "--ctx", "4096", "--parallel", "4", "--json"))

@@ -92,10 +92,11 @@ def test_root_is_allowed_only_for_root(labs: Path, tmp_path: Path, monkeypatch: 
         assert ("--allow-root" in workspace.start_command(workspace=tmp_path / "w")) is wanted
 
 
+@pytest.mark.live
 def test_jupyterlab_understands_the_options(labs: Path, tmp_path: Path) -> None:
     """Ask it for its resulting configuration: a misspelt option would be missing there."""
     command = workspace.start_command(browser=False, port=8899, workspace=tmp_path / "w")
-    shown = subprocess.run([*command, "--show-config-json"], capture_output=True, text=True, timeout=60)
+    shown = subprocess.run([*command, "--show-config-json"], capture_output=True, text=True, timeout=300)
     assert shown.returncode == 0, shown.stderr
     for value in ("127.0.0.1", str(tmp_path / "w"), "/lab/tree/labs/00_start_here.ipynb", "8899"):
         assert value in shown.stdout

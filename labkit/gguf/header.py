@@ -111,7 +111,7 @@ class Header:
     tensors: tuple[Tensor, ...]
     parts: tuple[Path, ...]
 
-    @property
+    @cached_property
     def arch(self) -> str:
         """``general.architecture``. Raises GGUFError where the file has none."""
         return str(self._required("general.architecture", str))

@@ -17,8 +17,8 @@ from support.paths import SUPPORT
 from labkit import gguf
 from labkit.blocks.random import SUPPORTED, random_blocks
 from labkit.files import disk_bytes
-from labkit.models import shapes
-from labkit.models.forge import ForgeError, default_path, forge, header_bytes, models_dir
+from labkit.models import lookup, shapes
+from labkit.models.forge import ForgeError, default_path, forge, models_dir
 from labkit.units import KiB, MiB
 
 ONE_PER_ARCHITECTURE = [
@@ -56,7 +56,7 @@ def small(name: str) -> shapes.Shape:
 def decode(*paths: Path, dry: bool = False) -> list[dict]:
     script = str(SUPPORT / "load_forged.py")
     command = [sys.executable, script, *(["--dry"] if dry else []), *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -83,7 +83,7 @@ def test_another_reader_sees_the_same_file(tmp_path):
 
 
 def test_a_header_needs_no_disk():
-    header = gguf.read_header(header_bytes("llama-2-70b", "Q4_K_M"))
+    header = lookup.header("llama-2-70b:Q4_K_M")
     assert header.path is None and header.n_layer == 80
     assert header.file_bytes == header.data_offset + header.tensor_bytes
 
@@ -169,6 +169,7 @@ def test_filled_files_hold_ordinary_weights_and_norms_of_one(quant, tmp_path):
     assert len(set(data.values())) == len(data)
 
 
+@pytest.mark.live
 def test_llama_cpp_runs_both_kinds_of_every_architecture(tmp_path):
     paths = []
     for name in ONE_PER_ARCHITECTURE:
@@ -187,6 +188,7 @@ def test_llama_cpp_runs_both_kinds_of_every_architecture(tmp_path):
             assert result["std"] == 0, result
 
 
+@pytest.mark.live
 def test_llama_cpp_runs_random_weights_of_every_mixture(tmp_path):
     shape = small("llama-3.2-1b")
     paths = [forge(shape, quant, path=tmp_path / f"{quant}.gguf", fill=True).path for quant in shapes.QUANTS]

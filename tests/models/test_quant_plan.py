@@ -15,8 +15,8 @@ from support.small import small, write
 
 from labkit import cli, gguf
 from labkit.experiments.child import task
-from labkit.models import mixtures, quant_plan, shapes
-from labkit.models.forge import forge, header_bytes
+from labkit.models import lookup, mixtures, quant_plan, shapes
+from labkit.models.forge import forge
 from labkit.quant.imatrix import save
 
 QUANTS = (
@@ -27,7 +27,7 @@ QUANTS = (
 
 def dry_quantize(path: Path) -> dict[str, dict[str, Any]]:
     command = [sys.executable, str(SUPPORT / "dry_quantize.py"), str(path), *QUANTS]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=path.parent, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=path.parent, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
     return {answer["quant"]: answer for answer in map(json.loads, done.stdout.splitlines())}
 
@@ -90,13 +90,14 @@ def test_smollm2_gets_the_types_of_llama_cpps_dry_run(smollm2_path: Path, header
 )
 def test_a_header_in_memory_is_enough_to_predict_what_the_dry_run_says(name: str, tmp_path: Path) -> None:
     made = forge(name, "F16", path=tmp_path / "f16.gguf")
-    assert_dry_run_agrees(made.path, gguf.read_header(header_bytes(name, "F16")))
+    assert_dry_run_agrees(made.path, lookup.header(f"{name}:F16"))
 
 
 # Sizes of real files
 
 
 @pytest.mark.parametrize("quant", ["Q8_0", "Q2_K"])
+@pytest.mark.live
 def test_smollm2_files_are_as_large_as_predicted(quant: str, smollm2_path: Path, tmp_path: Path) -> None:
     source = tmp_path / "model.gguf"
     source.symlink_to(smollm2_path)
@@ -111,6 +112,7 @@ def tiny(name: str, tmp_path: Path, quant: str = "F16", **keys: int) -> Path:
     return path
 
 
+@pytest.mark.live
 def test_small_real_files_are_as_predicted(tmp_path: Path) -> None:
     wide = tiny("qwen2.5-0.5b", tmp_path, block_count=2, embedding_length=896)
     experts = tiny("qwen3-30b-a3b", tmp_path, expert_feed_forward_length=256)
@@ -119,6 +121,7 @@ def test_small_real_files_are_as_predicted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quant", ["Q4_0", "Q5_0", "IQ4_XS", "IQ4_NL", "Q4_K_M"])
+@pytest.mark.live
 def test_an_importance_matrix_changes_the_types_as_predicted(quant: str, tmp_path: Path) -> None:
     source = tiny("llama-3.2-1b", tmp_path)
     header = gguf.read_header(source)
@@ -132,11 +135,12 @@ def test_an_importance_matrix_changes_the_types_as_predicted(quant: str, tmp_pat
 
 
 def test_experts_are_counted_by_their_layer_with_an_importance_matrix() -> None:
-    header = gguf.read_header(header_bytes("mixtral-8x7b", "F16"))
+    header = lookup.header("mixtral-8x7b:F16")
     changed = [t.name for t in quant_plan.plan_quant(header, "Q4_0", imatrix=True).tensors if t.type == "Q4_1"]
     assert changed == [f"blk.{i}.ffn_down_exps.weight" for i in range(4)]
 
 
+@pytest.mark.live
 def test_keys_that_llama_cpp_adds_or_drops_count(tmp_path: Path) -> None:
     shape = small("llama-3.2-1b", embedding_length=256, feed_forward_length=512, vocab_size=512)
     metadata = dict(shapes.metadata(shape, "F16"))
@@ -167,6 +171,7 @@ def test_keys_that_llama_cpp_adds_or_drops_count(tmp_path: Path) -> None:
 # Forced types
 
 
+@pytest.mark.live
 def test_forced_types_are_kept_where_they_fit(tmp_path: Path) -> None:
     heads = {"attention_head_count": 9, "attention_head_count_kv": 9, "rope_dimension_count": 32}
     untied = tiny("llama-2-7b", tmp_path, block_count=2, embedding_length=288, **heads)
@@ -177,6 +182,7 @@ def test_forced_types_are_kept_where_they_fit(tmp_path: Path) -> None:
     assert (types["token_embd.weight"], types["output.weight"]) == ("Q5_1", "Q8_0")
 
 
+@pytest.mark.live
 def test_a_forced_type_on_rows_that_do_not_divide_is_refused_because_llama_cpp_aborts(
     header: gguf.Header, smollm2_path: Path, tmp_path: Path
 ) -> None:
@@ -198,6 +204,7 @@ def test_other_settings_that_end_badly_are_refused_by_name(header: gguf.Header) 
         quant_plan.plan_quant(header, "Q9")
 
 
+@pytest.mark.live
 def test_another_alignment_is_refused_because_llama_cpp_would_write_an_unreadable_file(tmp_path: Path) -> None:
     shape = small("llama-3.2-1b", embedding_length=288, feed_forward_length=512, vocab_size=512)
     table = [(t.name, t.dims, t.type) for t in shapes.tensors(shape, "F16")]

@@ -125,7 +125,7 @@ def test_smollm2_equals_the_bundled_file():
 
 def dry_quantize(path: Path, *quants: str) -> list[dict]:
     command = [sys.executable, str(SUPPORT / "dry_quantize.py"), str(path), *quants]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=path.parent, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=path.parent, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 

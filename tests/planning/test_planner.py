@@ -11,6 +11,7 @@ from support.small import small
 
 from labkit import predict
 from labkit.gguf import Header, read_header
+from labkit.models import lookup
 from labkit.models.forge import forge, header_bytes
 from labkit.planning.planner import Plan, plan
 from labkit.predict import hardware
@@ -22,7 +23,7 @@ AVX2 = {"avx2"}
 
 
 def of(name: str, quant: str = "Q4_K_M") -> Header:
-    return read_header(header_bytes(name, quant))
+    return lookup.header(f"{name}:{quant}")
 
 
 def test_the_contract_of_the_command() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from labkit.experiments import offload_sweep
 from labkit.experiments.device import problem
 from labkit.experiments.offload_sweep import verify
 from labkit.experiments.run import Run
-from labkit.gguf import Header, read_header
-from labkit.models.forge import header_bytes
+from labkit.gguf import Header
+from labkit.models import lookup
 from labkit.planning.tuner import MARGIN_BYTES, experts_regex, tune
 from labkit.predict.offload import offload
 from labkit.settings import Settings
@@ -24,19 +25,25 @@ from labkit.units import GiB, MiB
 
 
 def of(name: str, quant: str = "Q4_K_M") -> Header:
-    return read_header(header_bytes(name, quant))
+    return lookup.header(f"{name}:{quant}")
 
 
 def device_bytes(header: Header, n: int, **settings: object) -> int:
     return offload(header, replace(Settings(n_ctx=4096), n_gpu_layers=n, **settings)).devices[0].total_bytes  # type: ignore[arg-type]
 
 
+@cache
+def all_sizes(name: str) -> tuple[int, ...]:
+    """The device's bytes for every n_gpu_layers."""
+    header = of(name)
+    return tuple(device_bytes(header, n) for n in range(header.n_layer + 2))
+
+
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-2-13b", "qwen3-30b-a3b", "gemma-3-4b"])
 @pytest.mark.parametrize("vram", [300 * MiB, 1 * GiB, 3 * GiB, 10 * GiB, 24 * GiB])
 def test_the_answer_is_that_of_trying_all(name: str, vram: int) -> None:
-    header = of(name)
-    sizes = [device_bytes(header, n) for n in range(header.n_layer + 2)]
-    assert sizes == sorted(sizes), "more layers never take less"
+    header, sizes = of(name), all_sizes(name)
+    assert list(sizes) == sorted(sizes), "more layers never take less"
     tuned = tune(header, vram=vram, margin=100 * MiB, settings=Settings(n_ctx=4096))
     assert tuned.n_gpu_layers == max(n for n, size in enumerate(sizes) if size <= vram - 100 * MiB)
     assert tuned.split.devices[0].total_bytes == sizes[tuned.n_gpu_layers]
@@ -120,6 +127,7 @@ def test_experts_on_the_cpu() -> None:
         tune(of("llama-2-7b"), vram="8GiB", experts_on_cpu=True)
 
 
+@pytest.mark.live
 @pytest.mark.skipif(problem() is not None, reason="the loopback device needs a llama.cpp with RPC")
 def test_a_device_with_so_much_memory_takes_these_layers_and_no_more(tmp_path: Path) -> None:
     keys = {"embedding_length": 1024, "attention_head_count": 16, "attention_head_count_kv": 8}

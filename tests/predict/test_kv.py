@@ -19,8 +19,8 @@ from support.small import small, write
 
 from labkit import engine, gguf, predict
 from labkit.gguf import GGUFError, Header, read_header
-from labkit.models import shapes
-from labkit.models.forge import forge, header_bytes
+from labkit.models import lookup, shapes
+from labkit.models.forge import forge
 from labkit.predict import architectures
 from labkit.settings import Settings
 from labkit.units import KiB, MiB
@@ -38,7 +38,7 @@ kv_grid = load(ROOT / "benchmarks" / "kv_grid.py")
 
 
 def of(name: str) -> Header:
-    return read_header(header_bytes(name, "Q8_0"))
+    return lookup.header(f"{name}:Q8_0")
 
 
 # Every shape against the dry run
@@ -132,7 +132,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answers]:
         command = [sys.executable, str(SUPPORT / "dry_caches.py"), json.dumps(SETTINGS), *left]
         environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
         done = subprocess.run(
-            command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120, check=False
+            command, capture_output=True, text=True, cwd=folder, env=environment, timeout=600, check=False
         )
         for line in filter(lambda line: line.startswith("{"), done.stdout.splitlines()):
             ((kind, value),) = json.loads(line).items()
@@ -152,6 +152,7 @@ def text(nbytes: int) -> str:
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda i: f"{CASES[i][0]}-{CASES[i][1] or 'as it is'}")
+@pytest.mark.xdist_group("dry caches")
 def test_every_known_architecture_is_equal_to_llama_cpps_plan(case: int, answers: dict[str, Answers]) -> None:
     arch, changes = CASES[case]
     header = read_header(gguf.write_header(metadata(arch, **changes), []))
@@ -207,6 +208,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.live
 def test_what_is_really_allocated(name: str, tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
     header = write(path, small(name, **SMALL[name]), "Q8_0")

@@ -9,7 +9,7 @@ import pytest
 
 from labkit import engine, predict
 from labkit.gguf import read_header
-from labkit.models import shapes
+from labkit.models import lookup, shapes
 from labkit.models.forge import forge, header_bytes
 from labkit.settings import CACHE_TYPES, Settings, SettingsError
 
@@ -49,14 +49,14 @@ def test_without_flash_attention_the_head_is_no_limit() -> None:
 
 
 def test_one_vector_for_both_has_one_type() -> None:
-    header = read_header(header_bytes("deepseek-v2-lite", "Q8_0"))
+    header = lookup.header("deepseek-v2-lite:Q8_0")
     with pytest.raises(SettingsError, match="type_k is q8_0 and type_v f16: this model keeps one vector for both"):
         predict.check(header, Settings(type_k="q8_0"))
 
 
 @pytest.mark.parametrize(("n_ctx", "fits"), [(4096, True), (131072, True), (131073, False), (10_000_000, False)])
 def test_a_context_far_beyond_the_trained_one_is_refused(n_ctx: int, fits: bool) -> None:
-    header = read_header(header_bytes("llama-2-13b", "Q4_K_M"))
+    header = lookup.header("llama-2-13b:Q4_K_M")
     settings = Settings(n_ctx=n_ctx)
     if fits:
         predict.check(header, settings)

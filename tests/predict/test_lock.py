@@ -67,6 +67,7 @@ def vm_lck(made: Run) -> int:
 @LOCKS
 @pytest.mark.parametrize("repack", [True, False])
 @pytest.mark.parametrize("load_mode", ["none", "mmap", "mmap+mlock", "mlock"])
+@pytest.mark.live
 def test_locked_bytes_are_the_kernels(load_mode: str, repack: bool, forged: Path) -> None:
     expected = ask(gguf.read_header(forged), load_mode=load_mode, repack=repack, n_ctx=256)
     made = run(forged, load_mode=load_mode, repack=repack)
@@ -159,6 +160,7 @@ def test_each_system_has_a_remedy(system: str, word: str) -> None:
 
 
 @LINUX
+@pytest.mark.live
 def test_a_lock_that_fails_is_a_caution_and_no_more(forged: Path) -> None:
     before = machine()
     made = run(forged, memlock="1MiB")
@@ -169,6 +171,7 @@ def test_a_lock_that_fails_is_a_caution_and_no_more(forged: Path) -> None:
 
 
 @LINUX
+@pytest.mark.live
 def test_the_needed_limit_is_needed_and_enough(tiny: Path) -> None:
     """Exactly: one page less and the last tensors stay unlocked."""
     found = ask(gguf.read_header(tiny), n_ctx=256)
@@ -182,11 +185,13 @@ def test_the_needed_limit_is_needed_and_enough(tiny: Path) -> None:
 
 
 @LINUX
+@pytest.mark.live
 def test_the_heap_is_refused_as_a_whole(tiny: Path) -> None:
     made = run(tiny, load_mode="mlock", memlock="1MiB")
     assert vm_lck(made) == 0 and "could not lock" in made.caution
 
 
+@pytest.mark.live
 def test_a_limit_that_cannot_be_had_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memlock, "problem", lambda limit: f"no {limit}.")
     made = run(tiny, memlock=64 * KiB)

@@ -14,9 +14,9 @@ from support.small import small, write
 
 from labkit import engine, predict
 from labkit.engine.log import LOG_RESOLUTION_BYTES
-from labkit.gguf import Header, read_header
-from labkit.models import shapes
-from labkit.models.forge import forge, header_bytes
+from labkit.gguf import Header
+from labkit.models import lookup, shapes
+from labkit.models.forge import forge
 from labkit.predict.offload import offload
 from labkit.predict.offload_speed import Speeds, calibrate, offload_ms, read_bytes
 from labkit.predict.placement import EXPERTS, place
@@ -122,7 +122,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Header,
         input="\n".join(json.dumps(job) for job in jobs),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     lines = oracle.stdout.splitlines()
     assert len(lines) == len(jobs), oracle.stderr[-2000:]
@@ -131,6 +131,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Header,
 
 @needs_rpc
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.live
 def test_both_sides_are_what_llama_cpp_reports(case: Case, answers: dict[str, tuple[Header, dict[str, Any]]]) -> None:
     header, answer = answers[str(case)]
     assert answer["problem"] is None
@@ -176,7 +177,7 @@ def test_both_sides_are_what_llama_cpp_reports(case: Case, answers: dict[str, tu
 
 def test_where_compute_buffers_are_said_to_be_exact() -> None:
     def exact(name: str, **settings: Any) -> bool:
-        header = read_header(header_bytes(name, "Q4_K_M"))
+        header = lookup.header(f"{name}:Q4_K_M")
         return offload(header, Settings(**{"n_ctx": 4096, **settings})).compute_exact
 
     assert all(exact("llama-3.2-1b", n_gpu_layers=n) for n in range(18))
@@ -206,14 +207,14 @@ def test_the_output_layer_leaves_first_then_the_last_block() -> None:
 
 
 def test_a_tied_embedding_counts_twice_and_only_on_a_device() -> None:
-    header = read_header(header_bytes("llama-3.2-1b", "Q4_K_M"))
+    header = lookup.header("llama-3.2-1b:Q4_K_M")
     embedding = header.tensor("token_embd.weight").nbytes
     frequencies = header.tensor("rope_freqs.weight").nbytes  # each side with a layer has them
     for n in range(18):
         split = offload(header, Settings(n_gpu_layers=n))
         twice = (embedding if n else 0) + (frequencies if 1 < n < 17 else 0)
         assert split.host.weights_bytes + split.devices[0].weights_bytes == header.tensor_bytes + twice
-    untied = read_header(header_bytes("llama-2-7b", "Q4_K_M"))
+    untied = lookup.header("llama-2-7b:Q4_K_M")
     for n in (0, 5, 33):
         split = offload(untied, Settings(n_gpu_layers=n))
         assert split.host.weights_bytes + split.devices[0].weights_bytes == untied.tensor_bytes
@@ -225,7 +226,7 @@ def test_a_tied_embedding_counts_twice_and_only_on_a_device() -> None:
     ["llama-3.2-1b", "llama-2-7b", "qwen3-30b-a3b", "gemma-3-12b", "gpt-oss-20b", "granite-4.0-h-tiny", "mamba-2.8b"],
 )
 def test_reads_and_cache_add_up_to_the_whole_models(name: str) -> None:
-    header = read_header(header_bytes(name, "Q4_K_M"))
+    header = lookup.header(f"{name}:Q4_K_M")
     for n in (0, 1, 9, header.n_layer + 1):
         for kqv in (True, False):
             settings = Settings(n_gpu_layers=n, n_ctx=65536, n_seq_max=2, offload_kqv=kqv)
@@ -242,7 +243,7 @@ def test_reads_and_cache_add_up_to_the_whole_models(name: str) -> None:
 def test_with_nothing_offloaded_the_host_is_the_process_of_lab_1() -> None:
     for load_mode in ("mmap", "none", "mlock"):
         for name in ("llama-3.2-1b", "smollm2-135m", "qwen3-30b-a3b"):
-            header = read_header(header_bytes(name, "Q4_0"))
+            header = lookup.header(f"{name}:Q4_0")
             settings = Settings(load_mode=load_mode, n_ctx=4096)
             host = offload(header, settings, cpu_features={"avx2"}).host
             one = predict.memory(header, settings, cpu_features={"avx2"})
@@ -252,7 +253,7 @@ def test_with_nothing_offloaded_the_host_is_the_process_of_lab_1() -> None:
 
 
 def test_a_card_with_page_locked_memory_leaves_nothing_repacked() -> None:
-    header = read_header(header_bytes("llama-2-7b", "Q4_K_M"))
+    header = lookup.header("llama-2-7b:Q4_K_M")
     for n in (0, 20):
         settings = Settings(n_gpu_layers=n)
         free = offload(header, settings, cpu_features={"avx2"})
@@ -267,7 +268,7 @@ def test_a_card_with_page_locked_memory_leaves_nothing_repacked() -> None:
 
 
 def test_what_crosses_is_an_activation_and_the_logits_not_a_layer() -> None:
-    header = read_header(header_bytes("llama-2-13b", "Q4_K_M"))
+    header = lookup.header("llama-2-13b:Q4_K_M")
     for n in (1, 20, 41):
         split = offload(header, Settings(n_gpu_layers=n))
         assert (split.crossings, split.crossing_bytes) == (2, 4 * (5120 + 32000))
@@ -282,7 +283,7 @@ def test_what_crosses_is_an_activation_and_the_logits_not_a_layer() -> None:
 
 
 def a_split(n: int, **settings: Any) -> Any:
-    return offload(read_header(header_bytes("llama-3.2-1b", "Q4_K_M")), Settings(n_gpu_layers=n, **settings))
+    return offload(lookup.header("llama-3.2-1b:Q4_K_M"), Settings(n_gpu_layers=n, **settings))
 
 
 def test_two_bandwidths_and_the_hops() -> None:

@@ -16,8 +16,8 @@ from labkit import engine, gguf, predict
 from labkit.engine.log import LOG_RESOLUTION_BYTES
 from labkit.experiments.measure import measure
 from labkit.gguf import GGUFError, Header, read_header, row_bytes
-from labkit.models import shapes
-from labkit.models.forge import forge, header_bytes
+from labkit.models import lookup, shapes
+from labkit.models.forge import forge
 from labkit.settings import CACHE_TYPES, Settings
 from labkit.units import MiB
 
@@ -30,7 +30,7 @@ ARM = DOTPROD | I8MM
 
 
 def of(name: str, quant: str = "Q4_K_M") -> Header:
-    return read_header(header_bytes(name, quant))
+    return lookup.header(f"{name}:{quant}")
 
 
 def changed(header: Header, **metadata: Any) -> Header:
@@ -57,6 +57,7 @@ def plan(model: engine.Model, settings: Settings) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize("name", shapes.names())
+@pytest.mark.xdist_group("dry models")
 def test_cache_output_and_compute_of_every_shape(name: str, planned: dict[str, tuple[Header, engine.Model]]) -> None:
     header, model = planned[name]
     for cache_type in CACHE_TYPES:
@@ -71,6 +72,7 @@ def test_cache_output_and_compute_of_every_shape(name: str, planned: dict[str, t
             assert found == pytest.approx(compute, abs=LOG_RESOLUTION_BYTES if exact else 0.2 * compute), settings
 
 
+@pytest.mark.xdist_group("dry models")
 def test_where_the_compute_buffer_is_said_to_be_exact(planned: dict[str, tuple[Header, engine.Model]]) -> None:
     exact = {name for name, (header, _) in planned.items() if predict.compute_bytes(header, Settings(n_ctx=4096))[1]}
     by_arch = {name for name in planned if shapes.get(name).arch in ("llama", "qwen2", "qwen3")}
@@ -101,6 +103,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=lambda s: ",".join(f"{k}={v}" for k, v in difference(s)))
+@pytest.mark.xdist_group("dry models")
 def test_variants(settings: Settings, planned: dict[str, tuple[Header, engine.Model]]) -> None:
     for name in ("llama-2-7b", "llama-3.2-1b", "qwen3-1.7b", "gemma-3-4b", "phi-3-mini"):
         header, model = planned[name]
@@ -119,6 +122,7 @@ def difference(settings: Settings) -> Iterable[tuple[str, Any]]:
     return [(name, value) for name, value in settings.to_dict().items() if value != default[name]]
 
 
+@pytest.mark.xdist_group("dry models")
 def test_an_f32_cache_is_copied(planned: dict[str, tuple[Header, engine.Model]]) -> None:
     header, model = planned["llama-2-7b"]
     settings = Settings(n_ctx=32768, n_ubatch=1, type_k="f32", type_v="f32")
@@ -246,6 +250,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize(("name", "quant"), MODELS)
+@pytest.mark.live
 def test_repacked_bytes_are_the_engines(name: str, quant: str, tmp_path: Path) -> None:
     narrow = {"vocab_size": 1024, "feed_forward_length": 768}
     if name == "mixtral-8x7b":
@@ -254,6 +259,7 @@ def test_repacked_bytes_are_the_engines(name: str, quant: str, tmp_path: Path) -
     check_buffers(tmp_path / "x.gguf", header)
 
 
+@pytest.mark.live
 def test_repacked_bytes_of_a_tied_model_whose_embedding_is_repacked(tmp_path: Path) -> None:
     header = write(
         tmp_path / "x.gguf", small(), "F16", type_of=lambda tensor: "Q4_K" if len(tensor.dims) > 1 else tensor.type
@@ -397,6 +403,7 @@ def forged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("repack", [True, False])
 @pytest.mark.parametrize("load_mode", ["mmap", "none"])
 @pytest.mark.parametrize("model", ["smollm2", "forged"])
+@pytest.mark.live
 def test_the_resident_set_after_decode(model: str, load_mode: str, repack: bool, n_ctx: int, forged: Path) -> None:
     run = measure(
         forged if model == "forged" else model,
