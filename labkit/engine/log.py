@@ -1,4 +1,4 @@
-"""Read what llama.cpp says about its own memory. Pure text work: no llama.cpp needed."""
+"""Read from llama.cpp's log what it allocated and why it refused. Works on text: no llama.cpp needed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _KV = re.compile(
 )
 _RS = re.compile(r"llama_memory_recurrent\S*: size =\s*([\d.]+) MiB")
 
+_ROTATED = re.compile(r"attn_rot_([kv]) = (\d)")  # llama_kv_cache (src/llama-kv-cache.cpp)
+
 LOG_RESOLUTION_BYTES = int(0.005 * MiB) + 1
-"""Half a unit of the log's last decimal: how far a logged figure can be from the true one."""
+"""Half a unit of the log's last decimal, by which a logged figure can differ from the true one."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,19 @@ def parse_recurrent(lines: Iterable[str]) -> int:
     return sum(_mib(m.group(1)) for line in lines if (m := _RS.search(line)))
 
 
+def parse_rotation(lines: Iterable[str]) -> tuple[bool, bool]:
+    """Whether llama.cpp rotates K, and V, of a cache before it quantizes them."""
+    rotated = {half for line in lines for half, on in _ROTATED.findall(line) if on != "0"}
+    return "k" in rotated, "v" in rotated
+
+
+def failed_lock(lines: Iterable[str]) -> bool:
+    """Whether the kernel refused to lock pages; llama.cpp goes on without (llama_mlock in src/llama-mmap.cpp)."""
+    return any("failed to mlock" in line or "failed to VirtualLock" in line for line in lines)
+
+
 def no_room(why: str) -> tuple[str, int] | None:
-    """The device and the bytes it could not give, if that is what a reason says (llama-model.cpp, ggml-alloc.c)."""
+    """The device and the bytes it could not allocate, if that is the reason (llama-model.cpp, ggml-alloc.c)."""
     match = re.search(r"failed to allocate (\S+) buffer of size (\d+)", why)
     return (match[1], int(match[2])) if match else None
 

@@ -1,20 +1,17 @@
-"""A process that holds memory and touches it: what a model has to share a machine, or a cap, with."""
+"""A process that holds memory and touches it, so that a model has to share a machine, or a cap."""
 
 from __future__ import annotations
 
 import queue
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from labkit.experiments.child.process import Child, how_it_ended
 from labkit.experiments.preflight import SAFE_SHARE
 from labkit.models.forge import models_dir
-from labkit.system._os import ProcessUse
 from labkit.system.caps import Cap
 from labkit.system.machine import available_bytes
-from labkit.system.probe import process
 from labkit.units import MiB, fmt_bytes, parse_bytes
 
 KINDS = ("file", "anonymous")
@@ -26,22 +23,21 @@ class PressureError(RuntimeError):
     """There can be no such ballast here; one sentence says why and what to do."""
 
 
-class Ballast:
+class Ballast(Child):
     """A running process that holds memory and touches it in turn, as a context manager.
 
-    It ends with the process that started it, is the first to go when memory runs out, and goes by itself when less
-    than a tenth of the machine's memory is available.
+    It ends with the process that started it, is the first that the kernel kills when memory runs out, and ends by
+    itself when less than a tenth of the machine's memory is available.
 
     Args:
         size: in bytes or as ``"300MiB"``.
         rate_bytes_per_s: how fast it touches its pages, one after the other, over and over.
-        cap: the ceiling it shares; None leaves it outside of any.
+        cap: the memory limit that it shares; None for none.
         kind: ``"anonymous"`` memory, which cannot be reclaimed without swap, or pages of a ``"file"``, which can.
-        root: of /proc, for the ballast's own look at the machine.
+        root: where the ballast reads ``/proc/meminfo``.
 
     Attributes:
-        pid: its process.
-        passes: how often it has touched everything, as far as ``look`` has seen.
+        passes: how often it had touched everything when ``update`` was last called.
         ended: how it ended, as a clause; None while it runs.
         aborted: it ended by itself, since the machine ran short.
 
@@ -68,66 +64,51 @@ class Ballast:
         worst = min(self.size_bytes, cap.limit_bytes) if cap else self.size_bytes
         if room is not None and worst > SAFE_SHARE * room:
             raise PressureError(
-                f"a ballast of {fmt_bytes(worst)} could push this machine, which has {fmt_bytes(room)} available: "
+                f"a ballast of {fmt_bytes(worst)} is too much for this machine, which has {fmt_bytes(room)} available: "
                 f"choose {fmt_bytes(SAFE_SHARE * room)} or less."
             )
         self.kind, self.passes, self._closed = kind, 0, False
         self.ended: str | None = None
         self.aborted = False
         job = {
-            "bytes": self.size_bytes,
+            "size_bytes": self.size_bytes,
             "rate_bytes_per_s": rate_bytes_per_s,
             "kind": kind,
             "folder": str(models_dir()),
             "root": root,
         }
-        self._child = Child("labkit.experiments.child.ballast_worker:carry", job, wrap=cap.command if cap else None)
-        self.pid = self._child.pid
+        worker = "labkit.experiments.child.ballast_worker:hold_memory"
+        super().__init__(worker, job, wrap=cap.command if cap else None)
 
-    def look(self) -> Ballast:
-        """Hear what it has done since, and whether it still runs."""
+    def update(self) -> Ballast:
+        """Read what it has reported since the last call."""
         with suppress(queue.Empty):
             while self.ended is None:
-                self._take(self._child.events.get_nowait())
+                self._take(self.events.get_nowait())
         return self
 
     def wait_until_full(self, *, within_s: float = FILL_S) -> bool:
-        """Whether it has touched everything once before the time is up and before it ended."""
+        """Whether it has touched everything once within that time and before it ended."""
         until = time.monotonic() + within_s
         while time.monotonic() < until and not self.passes and self.ended is None:
             with suppress(queue.Empty):
-                self._take(self._child.events.get(timeout=0.05))
+                self._take(self.events.get(timeout=0.05))
         return self.passes > 0
 
-    def use(self) -> ProcessUse:
-        """What its process uses now.
-
-        Raises:
-            ProcessGone: it has ended.
-        """
-        return process(self.pid)
-
     def close(self) -> None:
-        """End it and free all it held; again is harmless."""
+        """End it and free all it held; calling it again is harmless."""
         self._closed = True
-        self._child.kill()
-        self._child.wait()
-
-    def __enter__(self) -> Ballast:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        super().close()
 
     def _take(self, event: dict[str, Any] | None) -> None:
         if event is None:
-            status = self._child.wait()
-            ended = how_it_ended(status, self._child.last_stderr_line())
+            status = self.wait()
+            ended = how_it_ended(status, self.last_stderr_line())
             self.ended = self.ended or ("it was closed" if self._closed else ended)
         elif event["event"] == "pass":
             self.passes += 1
         elif event["event"] == "error":
             self.ended = event["reason"]
         elif event["event"] == "done":
-            self.ended, self.aborted = f"it stopped by itself: {event['result']['aborted']}", True
-            self._child.wait()
+            self.ended, self.aborted = f"it stopped by itself, since {event['result']['aborted']}", True
+            self.wait()

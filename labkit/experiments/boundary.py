@@ -1,4 +1,4 @@
-"""The smallest cap under which a model lives, found by trying, beside the one that was predicted."""
+"""The smallest cap under which a model is not killed: found by trying, and predicted."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from labkit.system import caps
 from labkit.system.machine import machine
 from labkit.units import MiB, parse_bytes
 
-SPREAD = 0.1  # how far around the prediction a search looks by default, at least
+SPREAD = 0.1  # a search begins with caps at least this share below and above the prediction
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where the kill begins.
+    """Between which caps a run begins to be killed.
 
     Attributes:
-        survives_bytes: the smallest cap that was survived; None if none was.
-        dies_bytes: the largest that killed; None if none did.
+        survives_bytes: the smallest cap under which a run was not killed; None if there is none.
+        dies_bytes: the largest under which it was killed; None if there is none.
         predicted_bytes: ``predict.lock(…).boundary_bytes``.
-        runs: all tries, in order.
+        runs: all that were made, in order.
         reason: why the search ended early; empty if it did not.
         recorded: on which machine and when, or None if it was measured here.
     """
@@ -45,7 +45,7 @@ class Boundary:
 
     @property
     def error(self) -> float | None:
-        """The prediction's error, as a share of the middle of what was found; None if there is no such middle."""
+        """Error of the prediction, as a share of the middle between both caps; None where one of them is missing."""
         if self.survives_bytes is None or self.dies_bytes is None:
             return None
         return 2 * self.predicted_bytes / (self.survives_bytes + self.dies_bytes) - 1
@@ -65,22 +65,22 @@ def find_boundary(
     cancel: Event | None = None,
     **settings: Any,
 ) -> Boundary:
-    """Halve the range between a cap that kills and one that does not until it is narrow enough.
+    """Halve the range between a cap that kills and a cap that does not until it is narrow enough.
 
     Where no cap is possible, a search recorded elsewhere is returned, and says so.
 
     Args:
         model: as for ``measure``.
-        load_mode: without a lock, file pages give way, and a cap that does not kill may be very slow.
+        load_mode: without a lock, file pages are reclaimed, and a run may be very slow under a cap that does not kill.
         low: a cap that should kill. By default it and ``high`` are round numbers, 10 % or more off the prediction, so
             that the prediction itself is not among the caps tried.
         high: a cap that should not.
         within: stop when the range is this share of the cap.
-        max_runs: or after so many tries.
-        tokens: to decode in each.
-        timeout_s: for each.
+        max_runs: or after so many runs.
+        tokens: to decode in each run.
+        timeout_s: for each run.
         progress: called with the fraction done and a text; by default a bar appears.
-        cancel: when set, the search ends with what it has.
+        cancel: when set, the search ends with the runs made so far.
         **settings: any of ``Settings``' fields.
 
     Raises:
@@ -105,7 +105,7 @@ def find_boundary(
             if bounds:
                 cap = bounds.pop(0)
             elif found.survives_bytes is None or found.dies_bytes is None:
-                break  # all lived, or all died
+                break  # all were killed, or none was
             elif found.survives_bytes - found.dies_bytes <= within * found.survives_bytes:
                 break
             else:
@@ -125,13 +125,14 @@ def find_boundary(
             if found.reason:
                 break
         if found.error is None and not found.reason:
-            all_of_them = "was survived: lower low" if found.survives_bytes else "killed it: raise high"
-            found = replace(found, reason=f"every cap that was tried {all_of_them}.")
+            killed, advice = ("every", "raise high") if found.survives_bytes is None else ("no", "lower low")
+            found = replace(found, reason=f"{killed} cap that was tried killed it: {advice}.")
         report(1.0, "found" if found.error is not None else "not found")
     return found
 
 
 def _predicted(model: str | Path, wanted: Settings) -> int:
+    """Bytes of the smallest cap that should not kill."""
     path = lookup.find(model).path
     header = gguf.read_header(path)
     planned = dry_run.compute_bytes(path, header, wanted)
@@ -142,18 +143,18 @@ def _predicted(model: str | Path, wanted: Settings) -> int:
 
 
 def _window(predicted: int) -> tuple[int, int]:
-    """Round numbers around a prediction: halving from its own edges would try it first, and seem to confirm it."""
+    """Two caps around a prediction: round numbers, or halving would try the prediction first and seem to confirm it."""
     step = 1 << max(0, predicted.bit_length() - 4)
     low, high = int(predicted * (1 - SPREAD)), int(predicted * (1 + SPREAD))
     return low // step * step, -(-high // step) * step
 
 
 def _with(found: Boundary, made: Run) -> Boundary:
-    """The search after one more try."""
+    """The search after one more run."""
     found = replace(found, runs=(*found.runs, made))
     if made.outcome not in ("ok", "oom-killed"):
         return replace(found, reason=made.reason)
-    if made.caution:  # what is not counted or not locked makes the cap say nothing
+    if made.caution:  # where pages are not counted or not locked, the cap shows nothing
         return replace(found, reason=made.caution)
     if made.ok:
         return replace(found, survives_bytes=made.cap_bytes)

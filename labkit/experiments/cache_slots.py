@@ -1,13 +1,12 @@
-"""Watch llama.cpp's KV cache at work: a trace of steps, and the map of its cells after each one.
+"""Run a trace of steps through llama.cpp's KV cache, and map its cells after each step.
 
-A cell holds one token's keys and values in every layer. ``slot_map`` runs a trace in llama.cpp, in a child process;
-``cachesim`` runs the same trace through what llama.cpp is compared with.
+A cell holds one token's keys and values in every layer.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -50,7 +49,7 @@ __all__ = [
     "slot_map",
 ]
 
-N_CTX_MAX = 4096  # more cells than this are no picture
+N_CTX_MAX = 4096  # more cells cannot be told apart in a picture
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +140,7 @@ def runs(wanted: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _snapshot(step: Step, event: dict[str, Any], before: Snapshot | None) -> Snapshot:
+    """The cache after a step, from the child's event and the snapshot before it."""
     streams = event["streams"]
     cells = np.concatenate([np.array(stream["owners"], np.int64) for stream in streams])
     positions = np.concatenate([np.array(stream["positions"], np.int64) for stream in streams])
@@ -183,34 +183,42 @@ def _note(now: Snapshot, before: Snapshot) -> str:
     return "; ".join(parts) or "no cell changed"
 
 
-def in_child(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """The child's side of ``slot_map``: sends an event after each step."""
+def in_child(
+    *,
+    model: str,
+    trace: Sequence[Mapping[str, Any]],
+    n_ctx: int,
+    n_seq_max: int,
+    kv_unified: bool,
+    threads: int,
+    send: Callable[..., None],
+) -> dict[str, Any]:
+    """The child's part of ``slot_map``: sends an event after each step."""
     from labkit import engine
     from labkit.settings import Settings
 
-    steps = [Step(**values) for values in job["trace"]]
-    n_seq_max, n_ctx = job["n_seq_max"], max(job["n_ctx"], job["n_seq_max"])
-    largest = max(step.n or 0 for step in steps)
+    steps = [Step(**values) for values in trace]
     settings = Settings(
-        n_ctx=n_ctx,
-        n_batch=max(2048, largest),  # a step is one batch, as large as it may be: placed whole, or not at all
+        n_ctx=max(n_ctx, n_seq_max),
+        n_batch=max(2048, *(step.n or 0 for step in steps)),  # one step is one batch: placed whole, or not at all
         n_seq_max=n_seq_max,
-        kv_unified=job["kv_unified"],
-        n_threads=job["threads"],
+        kv_unified=kv_unified,
+        n_threads=threads,
         n_outputs_max=n_seq_max,
     )
     with (
-        engine.Model(Path(job["model"]), settings) as model,
-        engine.Context(model, settings, map_cells=True) as context,
+        engine.Model(Path(model), settings) as opened,
+        engine.Context(opened, settings, map_cells=True) as context,
     ):
         for step in steps:
-            status = _do(step, context, model.n_vocab)
+            status = _do(step, context, opened.n_vocab)
             spans = [(seq, *span) for seq in range(n_seq_max) if (span := context.positions(seq))]
             send("step", status=status, spans=spans, streams=[asdict(one) for one in context.slot_maps()])
     return {}
 
 
 def _do(step: Step, context: Any, n_vocab: int) -> int:
+    """Do one step; llama_decode's status, 0 for a step that decodes nothing."""
     from labkit import engine
 
     if step.op == "add":

@@ -1,25 +1,22 @@
-"""What is asked of a KV cache, step by step: tokens are added, removed, shared and moved.
-
-``slots`` runs such a trace in llama.cpp, ``cachesim`` in what llama.cpp is compared with.
-"""
+"""What is asked of a KV cache, step by step: tokens are added, removed, shared and moved."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-N_SEQ_MAX = 10  # the map has one digit for a sequence
-TOKENS_MAX = 99_999  # positions have five
+N_SEQ_MAX = 10  # the map of the cells has one digit for a sequence
+TOKENS_MAX = 99_999  # and five for a position
 OPS = ("add", "remove", "copy", "shift", "keep", "clear")
 
 
 class SlotsError(ValueError):
-    """A step or a size that cannot be shown; the message says which and what to write."""
+    """A step or a size is not possible; the message says which and what to write."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that is asked of the cache: made by ``add``, ``remove``, ``copy``, ``shift``, ``keep`` or ``clear``.
+    """One operation on the cache, made by ``add``, ``remove``, ``copy``, ``shift``, ``keep`` or ``clear``.
 
     ``n`` tokens are added; ``to`` is the sequence a copy makes; ``p0`` up to, not including, ``p1`` are positions (-1:
     to the end), which a shift changes by ``delta``.
@@ -56,7 +53,7 @@ def remove(seq: int, p0: int = 0, p1: int = -1) -> Step:
 
 
 def copy(seq: int, to: int) -> Step:
-    """Give the tokens of ``seq`` to the empty sequence ``to`` as well, as when two chats begin alike."""
+    """Let the empty sequence ``to`` share the tokens of ``seq``, as when two chats begin alike."""
     return Step("copy", seq, to=to)
 
 
@@ -79,21 +76,21 @@ def context_shift(seq: int, *, n_keep: int, n_discard: int) -> tuple[Step, Step]
     """Make room at the front of a long chat, as llama-server's ``--context-shift`` does: forget, then close the gap.
 
     Args:
-        n_keep: tokens at the beginning that stay, such as the system's prompt.
-        n_discard: how many after them go; llama-server takes half of what is left.
+        n_keep: tokens at the beginning that are kept, such as the system's prompt.
+        n_discard: how many after them are removed; llama-server removes half of the rest.
     """
     end = n_keep + n_discard
     return remove(seq, n_keep, end), shift(seq, end, -1, -n_discard)
 
 
 def demo_trace() -> tuple[Step, ...]:
-    """For 256 cells: three requests, the second ends, a long one comes, the first branches, and all grow until full."""
+    """For 256 cells: three requests, the second ends, a long one comes, the first branches, all grow until full."""
     start = (add(0, 60), add(1, 60), add(2, 40), remove(1), add(3, 100))
     return (*start, copy(0, 1), add(1, 20), add(0, 30), add(2, 20))
 
 
 def check(trace: Sequence[Step], *, n_seq_max: int) -> None:
-    """Refuse what no cache could do.
+    """Refuse a trace that no cache could run.
 
     Raises:
         SlotsError: a step names a sequence that does not exist, adds no token, or has an impossible range.

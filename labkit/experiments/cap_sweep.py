@@ -1,4 +1,4 @@
-"""The same run under a row of memory caps: where a model stops fitting, and what it costs."""
+"""Run a model under falling memory caps: below which cap it slows down, and how much."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CliffPoint:
     Attributes:
         cap_bytes: the memory the run was allowed.
         ms: measured ms per token, one figure per token or per repeat; None if the run measured none.
-        outcome: the run's outcome, ``ok`` or what ended it; a run that was ended counts as that, whatever it measured.
+        outcome: the run's outcome; one that is not ``ok`` counts as such, whatever it measured.
     """
 
     cap_bytes: int
@@ -37,7 +37,7 @@ class CliffPoint:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs under falling caps, beside one without a cap.
+    """Runs under falling caps, and one without a cap.
 
     ``needed_bytes`` is the predicted mapped file and anonymous memory together: the smallest cap that does not page.
     ``disk_bytes_per_s`` is how fast the file is read cold; None if it never was. ``recorded`` says on which machine and

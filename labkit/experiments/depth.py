@@ -13,7 +13,7 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,9 +73,9 @@ def speed_at_depth(
 ) -> tuple[DepthSpeed, ...]:
     """Time single tokens at several depths of the cache, in a child process with one model and one context per type.
 
-    All contexts are filled to a depth in batches; then they take turns, a token each, so that whatever else the
-    computer does falls on all of them alike. Compare rows at one depth, not of two calls. Filling takes most of the
-    time, and grows with the square of the depth.
+    All contexts are filled to a depth in batches; then they take turns, a token each, so that background load slows
+    all of them alike. Compare rows at one depth, not of two calls. Filling takes most of the time, and its time grows
+    with the square of the depth.
 
     Args:
         model: a path, ``smollm2``, or ``SHAPE:QUANT``.
@@ -136,15 +136,21 @@ def _settings(row: Row, flash_attn: str, *, n_ctx: int, threads: int) -> Setting
     )
 
 
-def measure(
-    model: Path, settings: Sequence[Settings], depths: Sequence[int], repeats: int, *, send: Callable[..., None]
+def in_child(
+    *,
+    model: str,
+    settings: Sequence[Mapping[str, Any]],
+    depths: Sequence[int],
+    repeats: int,
+    send: Callable[..., None],
 ) -> dict[str, Any]:
     """The child's part of ``speed_at_depth``."""
     from labkit import engine
 
+    rows = [Settings.of(one) for one in settings]
     with ExitStack() as stack:
-        opened = stack.enter_context(engine.Model(model, settings[0]))
-        contexts = [stack.enter_context(engine.Context(opened, one)) for one in settings]
+        opened = stack.enter_context(engine.Model(Path(model), rows[0]))
+        contexts = [stack.enter_context(engine.Context(opened, row)) for row in rows]
 
         def timed(context: engine.Context, n: int) -> float:
             if not n:
@@ -155,12 +161,12 @@ def measure(
             return time.perf_counter() - start
 
         for context in contexts:
-            timed(context, 1)  # the first one meets memory that was never touched
+            timed(context, 1)  # the first token takes longer, since its memory was never touched
             context.clear()
         speeds: list[dict[str, Any]] = []
         for depth in depths:
             here: list[dict[str, Any]] = []
-            for one, context in zip(settings, contexts, strict=True):
+            for one, context in zip(rows, contexts, strict=True):
                 send("filling", depth=depth, share=context.n_past / one.n_ctx)
                 fill = depth - context.n_past
                 here.append(
@@ -179,9 +185,3 @@ def measure(
                     speed["decode_ms"].append(timed(context, 1) * 1000)
             speeds += here
         return {"speeds": speeds}
-
-
-def in_child(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """The child's side of ``speed_at_depth``."""
-    rows = [Settings.of(one) for one in job["settings"]]
-    return measure(Path(job["model"]), rows, job["depths"], job["repeats"], send=send)

@@ -1,7 +1,8 @@
 """A device for machines that have none: a second process lends its memory and processor to llama.cpp.
 
-llama.cpp's RPC backend speaks to it as to a remote graphics card, so what is offloaded leaves the measuring process for
-another one. It has no memory faster than the host's: it shows what offload moves, not what a graphics card gains.
+llama.cpp's RPC backend uses it as it would a graphics card in another computer, so what is offloaded leaves the
+measuring process for another one. Its memory is no faster than the host's: it shows what offload moves, not what a
+graphics card gains.
 """
 
 from __future__ import annotations
@@ -9,20 +10,17 @@ from __future__ import annotations
 import queue
 import socket
 import time
-from types import TracebackType
 
 from labkit.engine import PINNED, library, version_problem
-from labkit.experiments.child.process import Child, how_it_ended, killed
+from labkit.experiments.child.process import Child, aborted, how_it_ended
 from labkit.settings import LOOPBACK
-from labkit.system._os import ProcessUse
-from labkit.system.probe import process
 from labkit.units import parse_bytes
 
 __all__ = ["LOOPBACK", "DeviceError", "Loopback", "problem"]
 
 _HOST = "127.0.0.1"
 _START_S = 30.0  # a busy machine can take seconds to start Python
-_LOOK_S = 0.01
+_CHECK_INTERVAL_S = 0.01  # between tries to connect
 
 
 class DeviceError(RuntimeError):
@@ -41,7 +39,7 @@ def problem() -> str | None:
     return wrong
 
 
-class Loopback:
+class Loopback(Child):
     """A running loopback device, as a context manager.
 
     Only this computer can reach it, but any program on it can: keep it for the length of one experiment. It ends with
@@ -52,14 +50,13 @@ class Loopback:
 
     Args:
         memory: size of its memory, in bytes or as ``"2GiB"``: it refuses buffers beyond it, as a graphics card does.
-            None leaves it whatever the system gives. Beside that the process itself takes some 20 MiB, and up to the
-            largest tensor while a model is loaded.
+            With None it takes whatever the system gives. Besides that the process itself takes some 20 MiB, and up to
+            the largest tensor while a model is loaded.
         n_threads: on how many threads it computes. It and the host share the same cores.
         port: where it listens on 127.0.0.1; None finds a free one.
 
     Attributes:
         endpoint: ``"127.0.0.1:PORT"``, as llama.cpp wants it.
-        pid: its process.
         memory_bytes: its size, or None.
         idle: what the process used before anything was put on it.
 
@@ -81,55 +78,36 @@ class Loopback:
             raise ValueError(f"port is {port}: it must be between 1 and 65,535.")
         self.n_threads = n_threads
         job = {"port": port or 0, "n_threads": n_threads, "memory_bytes": self.memory_bytes}
-        self._child = Child("labkit.experiments.child.device_worker:serve", job)
-        self.pid = self._child.pid
+        super().__init__("labkit.experiments.child.device_worker:serve", job)
         try:
-            self.endpoint = f"{_HOST}:{self._wait_until_it_answers()}"
+            self.endpoint = f"{_HOST}:{self._wait_for_port()}"
             self.idle = self.use()
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> Loopback:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def use(self) -> ProcessUse:
-        """What its process uses now.
-
-        Raises:
-            ProcessGone: it has ended.
-        """
-        return process(self.pid)
-
     def lost(self, *, within_s: float = 0.0) -> str | None:
-        """How it ended, as a clause, if it has or does so soon; None while it runs."""
-        status = self._child.status(within_s=within_s)
+        """How it ended, as a clause, if it has ended or ends within that time; None while it runs."""
+        status = self.status(within_s=within_s)
         if status is None:
             return None
-        if status == -6:
-            return f"ggml aborted it: {self._child.last_stderr_line()}"
-        return how_it_ended(status) if killed(status) else f"it ended with status {status}"
+        if aborted(status):
+            return f"ggml aborted it: {self.last_stderr_line()}"
+        return how_it_ended(status)
 
-    def close(self) -> None:
-        """End it and free all it held; again is harmless."""
-        self._child.kill()
-        self._child.wait()
-
-    def _wait_until_it_answers(self) -> int:
+    def _wait_for_port(self) -> int:
+        """The port, once a connection to it is accepted."""
         until = time.monotonic() + _START_S
         port = 0
         while time.monotonic() < until:
             try:
-                event = self._child.events.get(timeout=_LOOK_S)
+                event = self.events.get(timeout=_CHECK_INTERVAL_S)
             except queue.Empty:
-                if port and _answers(port):
+                if port and _accepts(port):
                     return port
                 continue
             if event is None:
-                self._child.wait()
+                self.wait()
                 raise DeviceError(f"the loopback device did not start: {self.lost()}.")
             if event["event"] == "error":
                 raise DeviceError(f"the loopback device did not start: {event['reason']}")
@@ -137,8 +115,8 @@ class Loopback:
         raise DeviceError(f"the loopback device did not answer within {_START_S:.0f} s: is the machine very busy?")
 
 
-def _answers(port: int) -> bool:
-    """Whether someone accepts a connection there; the server takes one that says nothing for a client that left."""
+def _accepts(port: int) -> bool:
+    """Whether a connection is accepted there. The server treats one that sends nothing as a client that left."""
     try:
         socket.create_connection((_HOST, port), timeout=1).close()
     except OSError:

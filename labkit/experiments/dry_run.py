@@ -1,9 +1,9 @@
-"""Many settings of one model planned by llama.cpp itself and none allocated: a grid of sizes in a second or two."""
+"""Let llama.cpp plan many settings of one model without allocating them: a grid of sizes in a second or two."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ class Planned:
         compute_bytes: compute buffers of all devices.
         output_bytes: the rows of logits handed out.
         caches: as llama.cpp makes them: two where some layers have a sliding window.
-        problem: None, or one sentence: why llama.cpp refused the setting, or how it died of it.
+        problem: None, or one sentence: why llama.cpp refused the setting, or how it ended the process.
     """
 
     settings: Settings
@@ -58,9 +58,9 @@ def dry_runs(
 ) -> tuple[Planned, ...]:
     """Let llama.cpp plan a context for each of ``settings``, in a child process that opens the model once.
 
-    A plan takes 0.1 ms for each layer of the model, for a context of up to 128k tokens; more beyond. What llama.cpp
-    answered is remembered as long as this process lives and the file stays the same. A setting that makes it abort
-    costs a new child, not the other plans.
+    A plan takes 0.1 ms for each layer of the model, for a context of up to 128k tokens; more beyond. A plan is
+    remembered as long as this process runs and the file stays the same. A setting that makes llama.cpp abort costs a
+    new child, not the other plans.
 
     Args:
         model: a path, ``smollm2``, or ``SHAPE:QUANT`` as in ``llama-2-13b:Q4_K_M``.
@@ -73,7 +73,7 @@ def dry_runs(
 
     Raises:
         GGUFError, ModelError: there is no such model, or it cannot be read.
-        TaskError: llama.cpp cannot open the model, or has no device of the name that a setting gives.
+        TaskError: llama.cpp cannot open the model, or there is no device of the name that a setting gives.
         Cancelled: ``cancel`` was set.
     """
     model_found = lookup.find(model)
@@ -95,7 +95,7 @@ def dry_runs(
     with ExitStack() as stack:
         report = progress or stack.enter_context(bar("planning"))
 
-        def hear(event: dict[str, Any]) -> None:
+        def on_event(event: dict[str, Any]) -> None:
             nonlocal at_hand
             one = todo[event["index"]]
             if event["event"] == "trying":
@@ -114,7 +114,7 @@ def dry_runs(
                     "labkit.experiments.dry_run:in_child",
                     job,
                     what=f"planning {model_found.name}",
-                    on_step=hear,
+                    on_step=on_event,
                     cancel=cancel,
                 )
             except task.Cancelled:
@@ -122,7 +122,8 @@ def dry_runs(
             except task.TaskError as error:
                 if at_hand is None:
                     raise
-                plans[at_hand] = Planned(at_hand, problem=str(error))  # and ask again next time: it may be our memory
+                # Not remembered: this machine may have been short of memory.
+                plans[at_hand] = Planned(at_hand, problem=str(error))
                 at_hand = None
             todo = [one for one in todo if one not in plans]
     return tuple(replace(plans[one], settings=asked) for one, asked in zip(wanted, settings, strict=True))
@@ -132,7 +133,7 @@ def compute_bytes(path: Path, header: Header, settings: Settings) -> int | None:
     """The compute buffer on the CPU as llama.cpp plans it, where ``predict`` has no exact formula.
 
     Returns:
-        None where the formula is exact, and where llama.cpp cannot be asked or refuses.
+        None where the formula is exact, and where llama.cpp is not installed or refuses.
     """
     if predict.compute_bytes(header, settings)[1] or version_problem():
         return None
@@ -155,23 +156,25 @@ def _remember(key: tuple[str, int, int, Settings], plan: Planned) -> None:
         _remembered.pop(next(iter(_remembered)), None)
 
 
-def plan(model: Path, settings: Sequence[Settings], *, send: Callable[..., None]) -> None:
-    """The child's part of ``dry_runs``: before each setting ``trying``, then what came of it."""
+def in_child(*, model: str, settings: Sequence[Mapping[str, Any]], send: Callable[..., None]) -> dict[str, Any]:
+    """The child's part of ``dry_runs``: the event ``trying`` before each setting, ``planned`` after it."""
     from labkit import engine
 
+    wanted = [Settings.of(one) for one in settings]
     groups: dict[tuple[Any, ...], list[int]] = {}
-    for index, one in enumerate(settings):
+    for index, one in enumerate(wanted):
         groups.setdefault((one.repack, one.n_gpu_layers, one.devices), []).append(index)  # what belongs to the model
     for indices in groups.values():
-        with engine.Model(model, settings[indices[0]], dry=True) as opened:
+        with engine.Model(Path(model), wanted[indices[0]], dry=True) as opened:
             for index in indices:
                 send("trying", index=index)
                 try:
-                    with engine.Context(opened, settings[index]) as context:
+                    with engine.Context(opened, wanted[index]) as context:
                         found = sizes(context)
                 except engine.EngineError as error:
                     found = {"problem": str(error)}
                 send("planned", index=index, plan=found)
+    return {}
 
 
 def sizes(context: Any) -> dict[str, Any]:
@@ -187,9 +190,3 @@ def sizes(context: Any) -> dict[str, Any]:
         "output_bytes": of("output"),
         "caches": [asdict(cache) for cache in context.kv],
     }
-
-
-def in_child(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """The child's side of ``dry_runs``."""
-    plan(Path(job["model"]), [Settings.of(one) for one in job["settings"]], send=send)
-    return {}

@@ -1,4 +1,4 @@
-"""Run a model in a child process, under a memory cap if asked, and come back with a ``Run`` whatever happens to it."""
+"""Run a model in a child process, under a memory cap if asked, and return a ``Run`` however the child ends."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from labkit.units import fmt_bytes, parse_bytes
 
 SAMPLE_HZ = 50.0
 PAGE_LOCKING = ("CUDA", "ROCm", "Vulkan", "SYCL")  # backends that offer page-locked host memory, see ``offload``
-FIND_SHARE = 0.3  # how far a progress bar is when the model has been found, or written
+FIND_SHARE = 0.3  # of the progress bar: finding the model, which may mean forging it
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a measurement; ``run`` holds what there was until then. Nothing of it is left running."""
+    """Ctrl-C during a measurement; ``run`` holds what was measured until then. Its processes have ended."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.reason)
@@ -63,7 +63,7 @@ def measure(
     companion: Companion | None = None,
     **settings: Any,
 ) -> Run:
-    """Load a model in a child process, decode, and report what it took beside what was predicted.
+    """Load a model in a child process, decode, and report what it took and what was predicted.
 
     Args:
         model: a path, ``smollm2``, or ``SHAPE:QUANT`` for a forged one (``llama-2-7b:Q4_K_M``; ``…:filled`` for one
@@ -77,9 +77,9 @@ def measure(
         layers: note time and faults per layer.
         evict: before each token, drop the model's pages: ``"readahead"`` leaves the kernel's reading ahead on,
             ``"random"`` turns it off (MADV_RANDOM). Linux only.
-        hold_s: stay resident for so long after decoding.
-        timeout_s: give up after so many seconds.
-        sample_hz: how often the child is looked at.
+        hold_s: keep everything loaded for so many seconds after decoding.
+        timeout_s: end the child after so many seconds.
+        sample_hz: how often per second the child's memory is read.
         progress: called with a fraction and a text; by default a bar appears in a notebook or terminal.
         on_text: called with each piece of text as it is generated.
         bandwidth_bytes_per_s: of the memory; with it, the least time per token is predicted too.
@@ -105,9 +105,9 @@ def measure(
         wanted, tokens=tokens, prompt_tokens=prompt_tokens, evict=evict, cap_bytes=cap_bytes, vram_bytes=vram_bytes
     )
     if prompt and (layers or evict):
-        raise SettingsError("layers and evict look at made-up tokens only: leave prompt out.")
+        raise SettingsError("layers and evict need made-up tokens: leave prompt out.")
     if prompt and companion:
-        raise SettingsError("a ballast comes and goes between made-up tokens only: leave prompt out.")
+        raise SettingsError("a ballast needs made-up tokens: leave prompt out.")
     if sample_hz <= 0 or hold_s < 0:
         raise SettingsError(f"sample_hz is {sample_hz} and hold_s {hold_s}: write a rate above 0 and a time from 0.")
     with ExitStack() as stack:
@@ -189,7 +189,7 @@ def measure(
             limit = stack.enter_context(Cap(cap_bytes))
         if companion is not None:
             stack.callback(companion.close)
-            companion.enter(limit)
+            companion.start(limit)
         child = stack.enter_context(
             Child("labkit.experiments.child.measurement:in_child", job.to_dict(), wrap=limit.command if limit else None)
         )

@@ -1,4 +1,4 @@
-"""Time per token and memory of both sides against the number of layers on the loopback device."""
+"""Measure a model with each number of layers on the loopback device: time per token, memory of both processes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class OffloadPoint:
 
     @property
     def typical_ms(self) -> float | None:
-        """Median of the faster half of the tokens: what disturbs a token only ever makes it slower."""
+        """Median of the faster half of the tokens, since background load can only make a token slower."""
         times = sorted(self.decode_ms)
         return statistics.median(times[: (len(times) + 1) // 2]) if times else None
 
@@ -94,19 +94,21 @@ def offload_sweep(
     cancel: threading.Event | None = None,
     **settings: Any,
 ) -> OffloadSweep:
-    """Measure a model with each number of layers on the loopback device, in rounds, so that all meet the same weather.
+    """Measure a model with each number of layers on the loopback device.
+
+    It is done in rounds, so that background load slows every setting alike.
 
     Where the build of llama.cpp has no RPC, the sweep recorded in ``datasets/runs/offload.json`` is returned.
 
     Args:
         model: a path, ``smollm2``, or ``SHAPE:QUANT``.
         layers: values of ``n_gpu_layers``; the prediction is calibrated on the smallest and the largest.
-        rounds: how often each is run.
+        rounds: how often each number of layers is run.
         tokens: to decode in each run.
         device_memory: size of the device's memory.
         progress: called with the fraction done and a text; by default a bar appears in a notebook or terminal.
-        cancel: when set, the sweep ends with what it has.
-        **settings: further ones, such as ``n_ctx`` and ``n_threads``, which both sides take.
+        cancel: when set, the sweep ends with the runs made so far.
+        **settings: further ones, such as ``n_ctx`` and ``n_threads``, which hold for both processes.
 
     Raises:
         SettingsError: ``layers`` is empty, or see ``measure``.
@@ -138,7 +140,7 @@ def offload_sweep(
             )
             runs[n].append(run)
             if run.outcome == "refused":
-                break  # so will the others be
+                break  # the others would be refused, too
     header = gguf.read_header(lookup.find(model).path)
     return predicted(header, runs, cpu_features=cpu_features(), page_bytes=machine().page_bytes)
 
@@ -160,11 +162,11 @@ def predicted(
     cpu_features: Iterable[str] | None,
     page_bytes: int = 4096,
 ) -> OffloadSweep:
-    """Runs by ``n_gpu_layers``, with times predicted from those with everything on one side.
+    """A sweep from its runs: times are predicted from the runs with no layer and with all layers on the device.
 
     Args:
         header: of the model that ran.
-        runs: of the same settings otherwise; a number may have none.
+        runs: by ``n_gpu_layers``, with the same settings otherwise; a number may have no run.
         cpu_features: of the machine on which they ran.
         page_bytes: the same.
     """
@@ -179,13 +181,13 @@ def predicted(
     if first.n_gpu_layers != 0 or last.n_gpu_layers != whole or not first.typical_ms or not last.typical_ms:
         return OffloadSweep(tuple(points), None)
     speeds = calibrate((first.split, first.typical_ms), (last.split, last.typical_ms))
-    told = [replace(p, predicted_ms=offload_ms(p.split, speeds), calibrates=p in (first, last)) for p in points]
-    return OffloadSweep(tuple(told), speeds)
+    with_times = [replace(p, predicted_ms=offload_ms(p.split, speeds), calibrates=p in (first, last)) for p in points]
+    return OffloadSweep(tuple(with_times), speeds)
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What a device said: ``fits`` ran with the tuned number of layers, ``one_more`` with one more if there is one."""
+    """Two runs on a device: ``fits`` with the tuned number of layers, ``one_more`` with one more if there is one."""
 
     device: str
     fits: Run
@@ -206,9 +208,9 @@ def verify(
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Verified:
-    """Load the model with the tuned number of layers, and with one more, and let the device decide.
+    """Load the model with the tuned number of layers, and with one more, and see which the device refuses.
 
-    The loopback device gets ``vram`` bytes. A real one has what it has, and its driver's own needs count there.
+    The loopback device gets ``vram`` bytes. A real device has its own memory, of which its driver takes a part.
 
     Args:
         model: what was tuned; a header alone cannot be loaded.
@@ -223,7 +225,9 @@ def verify(
         SettingsError, GGUFError, ModelError, Interrupted: see ``measure``.
     """
     if tuned.n_cpu_moe:
-        raise ValueError("experts that stay on the host cannot be verified here: start llama.cpp with its -ncmoe.")
+        raise ValueError(
+            "experts that stay on the host cannot be verified here: start llama.cpp with its option -ncmoe."
+        )
     base = (settings or Settings()).to_dict() | {"devices": (device,), "n_threads": 1}
     limit = {"device_memory": vram} if device == LOOPBACK else {}
     runs = []

@@ -1,4 +1,4 @@
-"""Whether a measurement may start: settings that contradict each other, and runs that would take the machine along."""
+"""Whether a measurement may start: not if settings contradict each other, or if it could exhaust the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_settings(
     cap_bytes: int | None,
     vram_bytes: int | None,
 ) -> None:
-    """Refuse what makes no sense, whatever the machine.
+    """Refuse arguments that contradict each other, on whatever machine.
 
     Raises:
         SettingsError: see ``measure``.
@@ -57,7 +57,11 @@ def refusal(
     loopback_pinned_bytes: int,
     companion: Companion | None,
 ) -> str | None:
-    """Why this run must not start, or None. A killed child is a result; a machine without memory is not."""
+    """Why this run must not start, or None. A killed child is a result; a machine without memory would be an accident.
+
+    Args:
+        loopback_pinned_bytes: what the loopback device takes that the kernel cannot take back.
+    """
     if cap_bytes is not None:
         method = cap_available()
         if method.how is None:
@@ -66,7 +70,7 @@ def refusal(
         return None
     # anon_floor_bytes already counts weights read to the heap.
     pinned = predicted.anon_floor_bytes + min(predicted.locked_bytes, predicted.mapped_bytes)
-    elsewhere = loopback_pinned_bytes  # a cap holds the host's process alone, and what is inside with it
+    elsewhere = loopback_pinned_bytes  # a cap limits the host's process, and a companion inside, but not the device
     if companion is not None:
         pinned += companion.inside_bytes
         elsewhere += companion.outside_bytes
@@ -84,8 +88,8 @@ def refusal(
         parts["a smaller ballast"] = companion.inside_bytes + companion.outside_bytes
     helps = max(parts, key=lambda name: parts[name])  # name the largest part, so that the advice does help
     room = safe - elsewhere
-    safely = f", or let it be killed safely under a cap of at most {fmt_bytes(room)}" if room > 0 else ""
+    capped = f", or let it be killed safely under a cap of at most {fmt_bytes(room)}" if room > 0 else ""
     return (
         f"it would need {fmt_bytes(worst)} that the kernel cannot take back, and {fmt_bytes(here.available_bytes)} are "
-        f"available: choose {helps}{safely}."
+        f"available: choose {helps}{capped}."
     )

@@ -1,4 +1,4 @@
-"""What a measurement returns: a record of settings, prediction, figures and outcome that round-trips through JSON."""
+"""What a measurement returns: a record of settings, prediction, figures and outcome, with a JSON form."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class ModelInfo:
 class Measured:
     """Figures of the child process, from the kernel.
 
-    Resident sizes are those at the end of decode (of the last phase reached, if it did not get there); faults and read
-    bytes are totals of its life; ``decode_ms`` is the median over the decoded tokens. None: this system cannot tell, or
-    nothing was decoded.
+    Resident sizes are those at the end of decode, or at the last sample where it did not reach that end; faults and
+    read bytes are totals since its start; ``decode_ms`` is the median over the decoded tokens. None: this system does
+    not report it, or nothing was decoded.
     """
 
     rss_anon_bytes: int | None
@@ -53,9 +53,9 @@ class Measured:
 class DeviceUse:
     """Figures of the loopback device's process, from the kernel, at the same moment as those of ``Measured``.
 
-    ``memory_bytes`` is the size it was given, None for none; ``predicted_bytes`` what its buffers are expected to take;
-    ``idle_rss_anon_bytes`` what its process took before anything was put on it. What llama.cpp put there stands among
-    the Run's ``buffers``, under the device's name.
+    ``memory_bytes`` is the size it was given, None for none; ``predicted_bytes`` what its buffers are predicted to
+    take; ``idle_rss_anon_bytes`` what its process took before anything was put on it. Its buffers are among the Run's
+    ``buffers``, under the device's name.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Sample:
-    """The child at one moment, seen from outside; ``t_s`` counts from its start.
+    """The child's memory at one moment; ``t_s`` counts from its start.
 
     ``device_rss_anon_bytes`` is the loopback device's, None where there is none.
     """
@@ -98,7 +98,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase and the child's figures at its end (counters run from the child's start)."""
+    """One phase and the child's figures at its end; faults and read bytes are counted from the child's start."""
 
     name: str
     start_s: float
@@ -115,7 +115,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class LayerStep:
-    """What one layer of one token cost; None where the system does not count."""
+    """Time, faults and read bytes of one layer of one token; None where the system does not count."""
 
     token: int
     layer: int
@@ -127,11 +127,11 @@ class LayerStep:
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement, whatever became of it.
+    """One measurement, however it ended.
 
-    ``evict`` is what ``measure`` was asked to drop before each token, ``memlock_bytes`` its RLIMIT_MEMLOCK.
-    ``device`` is None unless the loopback device was among the settings' devices. ``caution`` says what disturbed the
-    run, if anything did. ``recorded`` is None for a run made here and now.
+    ``evict`` is the argument of ``measure``, ``memlock_bytes`` the child's RLIMIT_MEMLOCK. ``device`` is None unless
+    the loopback device was among the settings' devices. ``caution`` says what disturbed the run, if anything did.
+    ``recorded`` is None for a run made here and now.
     """
 
     model: ModelInfo
@@ -170,7 +170,7 @@ class Run:
         return sum(b.bytes for b in self.buffers if b.kind == kind and device in (None, b.device))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract of ``labkit measure --json``: cap and eviction stand among the settings."""
+        """What ``labkit measure --json`` prints: cap, eviction and memlock are among the settings."""
         values = asdict(self)
         around = {name: values.pop(name) for name in _SETUP}
         values["settings"] = {**self.settings.to_dict(), **around}

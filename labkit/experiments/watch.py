@@ -1,4 +1,4 @@
-"""Watch a measuring child until it ends, and make a Run of what was seen."""
+"""Watch a measuring child until it ends, and put together the Run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from labkit.engine.log import Buffer
-from labkit.experiments.child.process import Child, killed
+from labkit.experiments.child.process import Child, how_it_ended, killed
 from labkit.experiments.device import Loopback
 from labkit.experiments.run import DeviceUse, LayerStep, Measured, Phase, Run, Sample, Timings
 from labkit.progress import Progress
@@ -23,8 +23,8 @@ from labkit.system.machine import available_bytes
 from labkit.units import fmt_bytes
 
 ABORT_SHARE = 0.1  # of what was available at the start; the child is ended when less than this is left
-CHECK_INTERVAL_S = 0.2  # between looks at the cap, the time limit, the cancel button and the machine's memory
-DEVICE_END_S = 1.0  # from when a process's connections close until the process itself is gone
+CHECK_INTERVAL_S = 0.2  # between checks of the cap, the time limit, the cancel event and the machine's memory
+DEVICE_END_S = 1.0  # from when the connections of a process close until the process itself has ended
 # How far a progress bar is when each phase begins.
 PHASE_SHARE = {"start": 0.3, "load": 0.35, "context": 0.45, "prefill": 0.5, "decode": 0.55, "hold": 0.99}
 _SHARED = tuple(f.name for f in fields(Sample) if f.name not in ("t_s", "phase", "device_rss_anon_bytes"))
@@ -34,7 +34,7 @@ class Companion(Protocol):
     """What runs beside a measurement, such as the ballast of ``pressure``.
 
     Attributes:
-        pauses: numbers of the tokens before which the child waits until ``look`` lets it go on.
+        pauses: numbers of the tokens before which the child waits until ``may_resume`` is true.
         inside_bytes: what it takes under the run's cap, for the check before the start.
         outside_bytes: what it takes elsewhere.
         problem: why the run must stop, once there is a reason.
@@ -45,19 +45,25 @@ class Companion(Protocol):
     outside_bytes: int
     problem: str | None
 
-    def enter(self, limit: Cap | None) -> None: ...
+    def start(self, limit: Cap | None) -> None:
+        """Called with the run's cap before the child is started."""
 
-    def waiting(self, token: int) -> None: ...
+    def waiting(self, token: int) -> None:
+        """Called when the child waits before a token."""
 
-    def token(self, event: Mapping[str, Any]) -> None: ...
+    def token(self, event: Mapping[str, Any]) -> None:
+        """Called with each token's event."""
 
-    def look(self) -> bool: ...
+    def may_resume(self) -> bool:
+        """Whether the waiting child may go on; called at each sample."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Called when the measurement has ended, however it did."""
 
 
 class Watch:
-    """Looks at a child until it ends, and makes a Run of what was seen."""
+    """Reads a child's events and samples its memory until it ends, then puts together the Run."""
 
     def __init__(
         self,
@@ -82,7 +88,7 @@ class Watch:
         self.decode_ms: list[float] = []
         self.layers: list[LayerStep] = []
         self.samples: list[Sample] = []
-        self.device_last: dict[str, Any] = {}  # the device's figures when it was last looked at
+        self.device_last: dict[str, Any] = {}  # the device's figures at the last sample
         self.device_ends: dict[str, dict[str, Any]] = {}  # and at the end of each phase
         self.text = ""
         self.verdict: tuple[str, str] | None = None
@@ -91,19 +97,19 @@ class Watch:
 
     def until_end(self, *, timeout_s: float, interval_s: float, cancel: threading.Event | None) -> None:
         """Read events and take samples until the child closes its end."""
-        next_sample = next_look = 0.0
+        next_sample = next_check = 0.0
         while True:
             now = time.monotonic()
             if now >= next_sample:
                 next_sample = now + interval_s
                 self._sample(now)
-            if self.companion is not None and self.companion.look():
+            if self.companion is not None and self.companion.may_resume():
                 self.child.resume()
-            if now >= next_look:
-                next_look = now + CHECK_INTERVAL_S
+            if now >= next_check:
+                next_check = now + CHECK_INTERVAL_S
                 self._check_limits(now, timeout_s, cancel)
             try:
-                event = self.child.events.get(timeout=max(0.001, min(next_sample, next_look) - time.monotonic()))
+                event = self.child.events.get(timeout=max(0.001, min(next_sample, next_check) - time.monotonic()))
             except queue.Empty:
                 continue
             if event is None:
@@ -111,12 +117,13 @@ class Watch:
             self._take(event)
 
     def stop(self, outcome: str, reason: str) -> None:
-        """End the child now and remember why."""
+        """End the child now and keep the outcome and its reason."""
         if self.verdict is None:
             self.verdict = (outcome, reason)
         self.child.kill()
 
     def _check_limits(self, now: float, timeout_s: float, cancel: threading.Event | None) -> None:
+        """Stop the child where it was cancelled, takes too long, lost its device, or leaves the machine no memory."""
         if self.limit is not None:
             self.cap_stats = self.limit.stats()
         lost = self.device.lost() if self.device is not None else None
@@ -128,7 +135,7 @@ class Watch:
             self.stop("device-lost", self._loss(lost))
         elif now - self.child.started > timeout_s:
             self.stop(
-                "timed-out", f"it was still in {self.phase} after {timeout_s:.0f} s; give it longer with timeout_s."
+                "timed-out", f"it was still in {self.phase} after {timeout_s:.0f} s; raise timeout_s to wait longer."
             )
         else:
             left, before = available_bytes(), self.blank.machine.get("available_bytes")
@@ -143,19 +150,18 @@ class Watch:
         except ProcessLookupError:
             return
         values = {name: getattr(use, name) for name in _SHARED}
-        there = self._look_at_device()
-        self.samples.append(
-            Sample(t_s=now - self.child.started, phase=self.phase, device_rss_anon_bytes=there, **values)
-        )
+        t_s, on_device = now - self.child.started, self._sample_device()
+        self.samples.append(Sample(t_s=t_s, phase=self.phase, device_rss_anon_bytes=on_device, **values))
 
-    def _look_at_device(self) -> int | None:
+    def _sample_device(self) -> int | None:
+        """The device's anonymous memory; None where there is no device, or it has ended."""
         if self.device is None:
             return None
         with suppress(ProcessLookupError):
-            use = asdict(self.device.use())
-            if use["rss_anon_bytes"] is not None:  # a process that is ending has no figures
-                self.device_last = use
-            return use["rss_anon_bytes"]  # type: ignore[no-any-return]
+            use = self.device.use()
+            if use.rss_anon_bytes is not None:  # a process that is ending has no figures
+                self.device_last = asdict(use)
+            return use.rss_anon_bytes
         return None
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -232,13 +238,13 @@ class Watch:
         )
 
     def _without_effect(self) -> str:
-        """What was asked for and quietly ignored: llama.cpp takes n_gpu_layers on a build without any device."""
+        """A caution where n_gpu_layers did nothing: llama.cpp accepts it on a build without any device."""
         n, models = self.blank.settings.n_gpu_layers, [b for b in self.buffers if b.kind == "model"]
         if n == 0 or not models or any(not buffer.device.startswith("CPU") for buffer in models):
             return ""
         return (
-            f"n_gpu_layers={n} had no effect, since there is no device for them; labkit doctor lists those of this "
-            f"build, and devices=('{LOOPBACK}',) stands in for one."
+            f"n_gpu_layers={n} had no effect, since there is no device for them: labkit doctor lists the devices of "
+            f"this build, and devices=('{LOOPBACK}',) starts one."
         )
 
     def _device_use(self) -> DeviceUse | None:
@@ -259,7 +265,7 @@ class Watch:
         return f"the {LOOPBACK} device was lost in {self.phase}: {how}."
 
     def _unlocked(self, measured: Measured | None) -> str:
-        """What llama.cpp says in a line of its log and nowhere else."""
+        """A caution where the kernel refused the lock, which llama.cpp only logs."""
         if not self.not_locked:
             return ""
         wanted = fmt_bytes(self.blank.predicted.locked_bytes)
@@ -268,45 +274,39 @@ class Watch:
         return f"llama.cpp could not lock what it was asked to and went on: {held} of {wanted} are locked."
 
     def _verdict(self, status: int) -> tuple[str, str]:
+        """The outcome and its reason."""
         ended = self.verdict and self.verdict[0] in ("interrupted", "timed-out", "device-lost")
         if status and not ended and self.device is not None:
             lost = self.device.lost(within_s=DEVICE_END_S)  # ggml aborts the child when the device does not answer
             if lost:
                 return "device-lost", self._loss(lost)
-        if self.verdict and self.verdict[0] != "ok" and status != -9:
+        if self.verdict and (ended or status == 0 or (self.verdict[0] != "ok" and not killed(status))):
             return self.verdict
-        if status == 0 and self.verdict:
-            return self.verdict
-        if self.verdict and ended:
-            return self.verdict
-        was_killed = killed(status)
-        # The cap's own count tells its kill from anyone else's; where it cannot be read, the cap is the likely one.
-        if was_killed and self.limit is not None and self.cap_stats is not None and self.cap_stats.oom_kills != 0:
-            return "oom-killed", (
-                f"the kernel killed it in {self.phase}: its cap of {fmt_bytes(self.limit.limit_bytes)} is too small."
-            )
-        if was_killed and (probe.system_oom_kills() or 0) > (self.oom_kills_before or 0):
+        if not killed(status):
+            said = self.child.last_stderr_line()
+            return "load-failed", how_it_ended(status, said, what="the engine", phase=self.phase)
+        # The cap's own count distinguishes its kill from others; where it cannot be read, the cap is the likely cause.
+        if self.limit is not None and self.cap_stats is not None and self.cap_stats.oom_kills != 0:
+            size = fmt_bytes(self.limit.limit_bytes)
+            return "oom-killed", f"the kernel killed it in {self.phase}: its cap of {size} is too small."
+        if (probe.system_oom_kills() or 0) > (self.oom_kills_before or 0):
             return "oom-killed", f"the kernel killed it in {self.phase}: the machine had no memory left."
-        if was_killed:
-            return "interrupted", f"something outside killed it in {self.phase} (signal 9)."
-        said = self.child.last_stderr_line()
-        return "load-failed", f"the engine ended in {self.phase} with status {status}: {said or 'it wrote no reason'}"
+        return "interrupted", f"something outside killed it in {self.phase} (signal 9)."
 
     def _measured(self) -> Measured | None:
+        """The child's figures at the end of decode, or at the last sample that has any; None where there is none."""
         last = next((p for p in reversed(self.phases) if p.name in ("decode", "hold")), None)
-        alive = [
-            sample for sample in self.samples if sample.rss_anon_bytes is not None
-        ]  # one that is ending has no figures
-        seen: Sequence[Phase | Sample] = [last] if last else alive[-1:] or self.samples[-1:]
+        running = [sample for sample in self.samples if sample.rss_anon_bytes is not None]  # not while it was ending
+        seen: Sequence[Phase | Sample] = [last] if last else running[-1:] or self.samples[-1:]
         if not seen:
             return None
         end = self.phases[-1] if last else seen[0]
         stats = self.cap_stats
-        looks: list[Phase | Sample] = [*self.samples, *self.phases]
+        rows: list[Phase | Sample] = [*self.samples, *self.phases]
         totals = [
-            look.rss_anon_bytes + look.rss_file_bytes
-            for look in looks
-            if look.rss_anon_bytes is not None and look.rss_file_bytes is not None
+            row.rss_anon_bytes + row.rss_file_bytes
+            for row in rows
+            if row.rss_anon_bytes is not None and row.rss_file_bytes is not None
         ]
         return Measured(
             rss_anon_bytes=seen[0].rss_anon_bytes,

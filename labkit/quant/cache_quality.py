@@ -8,10 +8,9 @@ and a difference in the last bit of the cache is enough to round some of them th
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.engine.log import parse_rotation
 from labkit.experiments.child import task
 from labkit.models import lookup
 from labkit.progress import Progress, bar
@@ -27,7 +27,6 @@ from labkit.quant.quality import ROWS_BYTES, Quality, TokenScore, mean_and_error
 from labkit.settings import Settings, SettingsError
 
 BIN_TOKENS = 32
-_ROTATED = re.compile(r"attn_rot_([kv]) = (\d)")  # logged by llama_kv_cache (src/llama-kv-cache.cpp)
 
 
 @dataclass(frozen=True)
@@ -140,12 +139,12 @@ def _entry(values: dict[str, Any], *, seconds: float, bin_tokens: int) -> CacheQ
     )
 
 
-def measure(
-    model: Path,
+def in_child(
+    *,
+    model: str,
     text: str,
     tokens: int,
     caches: Sequence[tuple[str, str, bool]],
-    *,
     chunk: int,
     bin_tokens: int,
     threads: int,
@@ -156,9 +155,9 @@ def measure(
 
     plain = Settings(n_ctx=chunk, n_threads=threads)
     with ExitStack() as stack:
-        opened = stack.enter_context(engine.Model(model, plain))
+        opened = stack.enter_context(engine.Model(Path(model), plain))
         n_rows = rows_at_once(opened.n_vocab, 2 * ROWS_BYTES // (1 + len(caches)))
-        pieces = _pieces(opened.tokenize(text)[:tokens], chunk, opened.bos)
+        chunks = texts.chunks(opened.tokenize(text), tokens, opened.bos, size=chunk)
 
         def context(type_k: str, type_v: str, rotated: bool) -> engine.Context:
             # llama.cpp reads the variable with getenv whenever it makes a cache; any number but 0 disables.
@@ -176,11 +175,11 @@ def measure(
 
         reference = context("f16", "f16", True)
         judged = [context(*cache) for cache in caches]
-        total = sum(len(piece) - 1 for piece in pieces)
+        total = sum(len(part) - 1 for part in chunks)
         found: list[list[TokenScore]] = []
         positions: list[int] = []
-        for piece in pieces:
-            for position, row in enumerate(scores(piece, reference, judged)):
+        for part in chunks:
+            for position, row in enumerate(scores(part, reference, judged)):
                 found.append(row)
                 positions.append(position)
                 if len(found) % 16 == 0:
@@ -192,7 +191,7 @@ def measure(
                     "type_k": type_k,
                     "type_v": type_v,
                     "rotated": rotated,
-                    **rotations(context.log),
+                    **dict(zip(("k_rotated", "v_rotated"), parse_rotation(context.log), strict=True)),
                     "quality": summary(of_one),
                     "by_position": binned(of_one, positions, bin_tokens),
                 }
@@ -201,39 +200,7 @@ def measure(
         }
 
 
-def rotations(log: Iterable[str]) -> dict[str, bool]:
-    """Which halves of a cache llama.cpp says it rotates."""
-    said = {half for line in log for half, on in _ROTATED.findall(line) if on != "0"}
-    return {"k_rotated": "k" in said, "v_rotated": "v" in said}
-
-
 def binned(found: Sequence[TokenScore], positions: Sequence[int], bin_tokens: int) -> list[tuple[float, float]]:
     """Mean divergence and its standard error in each bin of positions."""
     klds, bins = np.array([one.kld for one in found]), np.array(positions) // bin_tokens
     return [mean_and_error(klds[bins == b]) for b in range(int(bins.max()) + 1)]
-
-
-def _pieces(ids: Sequence[int], size: int, bos: int | None) -> list[list[int]]:
-    """As ``texts.chunks``, of any size."""
-    head = [] if bos is None else [bos]
-    ids = ids[1:] if ids[:1] == head else ids
-    step = size - len(head)
-    cut = [[*head, *ids[start : start + step]] for start in range(0, len(ids), step)]
-    cut = [piece for piece in cut if len(piece) > 1]
-    if not cut:
-        raise ValueError("the text is too short: give at least two tokens.")
-    return cut
-
-
-def in_child(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """The child's side of ``cache_quality``."""
-    return measure(
-        Path(job["model"]),
-        job["text"],
-        job["tokens"],
-        [(type_k, type_v, rotated) for type_k, type_v, rotated in job["caches"]],
-        chunk=job["chunk"],
-        bin_tokens=job["bin_tokens"],
-        threads=job["threads"],
-        send=send,
-    )

@@ -172,8 +172,8 @@ class MeanSquares:
         return out
 
 
-def measure(
-    model: Path, text: str, tokens: int, target: Path, *, threads: int, send: Callable[..., None]
+def in_child(
+    *, model: str, text: str, tokens: int, target: str, threads: int, send: Callable[..., None]
 ) -> dict[str, Any]:
     """The child's part of ``collect``."""
     from labkit import engine
@@ -182,7 +182,7 @@ def measure(
     settings = Settings(n_ctx=texts.CHUNK, n_threads=threads, n_outputs_max=1)
     squares = MeanSquares()
     done = 0
-    with engine.Model(model, settings) as loaded:
+    with engine.Model(Path(model), settings) as loaded:
         chunks = texts.chunks(loaded.tokenize(text), tokens, loaded.bos)
         total = sum(map(len, chunks))
         with engine.Context(loaded, settings, on_matmul=squares) as context:
@@ -191,7 +191,7 @@ def measure(
                 context.decode(chunk)
                 done += len(chunk)
                 send("read", tokens=done, share=done / total)
-    save(target, squares.result(), n_tokens=done)
+    save(Path(target), squares.result(), n_tokens=done)
     return {}
 
 
@@ -199,9 +199,3 @@ def save(path: Path, entries: Mapping[str, NDArray[np.float32]], *, n_tokens: in
     """Write what ``load`` reads."""
     with open(path, "wb") as file:  # given a name, numpy would add .npz to it
         np.savez(file, **{_ABOUT: np.array(json.dumps({"n_tokens": n_tokens}))}, **entries)  # type: ignore[arg-type]
-
-
-def in_child(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """The child's side of ``collect``."""
-    target = Path(job["target"])
-    return measure(Path(job["model"]), job["text"], job["tokens"], target, threads=job["threads"], send=send)

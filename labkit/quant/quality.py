@@ -203,12 +203,12 @@ def rows_at_once(n_vocab: int, budget_bytes: int) -> int:
     return max(1, min(texts.CHUNK, budget_bytes // (4 * n_vocab)))
 
 
-def measure(
-    model: Path,
-    reference: Path,
+def in_child(
+    *,
+    model: str,
+    reference: str,
     text: str,
     tokens: int,
-    *,
     settings: dict[str, Any],
     threads: int,
     send: Callable[..., None],
@@ -218,10 +218,11 @@ def measure(
 
     plain = Settings(n_ctx=texts.CHUNK, n_threads=threads)
     changed = Settings.of({"n_ctx": texts.CHUNK, "n_threads": threads, **settings})
-    with engine.Model(reference, plain) as judge, engine.Model(model, changed) as judged:
+    with engine.Model(Path(reference), plain) as judge, engine.Model(Path(model), changed) as judged:
         ids = judge.tokenize(text)
         if judged.n_vocab != judge.n_vocab or judged.tokenize(text) != ids:
-            raise ValueError(f"{model.name} and {reference.name} have different vocabularies: compare relatives only.")
+            names = f"{Path(model).name} and {Path(reference).name}"
+            raise ValueError(f"{names} have different vocabularies: compare a model with its own quantizations.")
         n_rows = rows_at_once(judge.n_vocab, ROWS_BYTES)
         chunks = texts.chunks(ids, tokens, judge.bos)
         total = sum(len(chunk) - 1 for chunk in chunks)
@@ -236,16 +237,3 @@ def measure(
                     if len(found) % 32 == 0:
                         send("compared", tokens=len(found), share=len(found) / total)
     return summary(found)
-
-
-def in_child(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """The child's side of ``quality``."""
-    return measure(
-        Path(job["model"]),
-        Path(job["reference"]),
-        job["text"],
-        job["tokens"],
-        settings=job["settings"],
-        threads=job["threads"],
-        send=send,
-    )

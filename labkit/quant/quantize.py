@@ -219,17 +219,10 @@ def _cached(source: Path, quant: str, weights: Path | None, settings: dict[str, 
     return models_dir().parent / "quantized" / name
 
 
-def in_child(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """The child's side of ``quantize``."""
+def in_child(*, source: str, target: str, imatrix: str | None, send: Callable[..., None], **how: Any) -> dict[str, Any]:
+    """The child's part of ``quantize``; ``how`` are further arguments of ``engine.quantize``."""
+    weights = load(imatrix) if imatrix else None
     engine.quantize(
-        Path(job["source"]),
-        Path(job["target"]),
-        ftype=job["ftype"],
-        threads=job["threads"],
-        allow_requantize=job["allow_requantize"],
-        token_embedding_type=job["token_embedding_type"],
-        output_tensor_type=job["output_tensor_type"],
-        imatrix=load(job["imatrix"]) if job["imatrix"] else None,
-        on_tensor=lambda name: send("tensor", name=name),
+        Path(source), Path(target), imatrix=weights, on_tensor=lambda name: send("tensor", name=name), **how
     )
     return {}

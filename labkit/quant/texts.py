@@ -1,4 +1,4 @@
-"""The kit's texts, and cutting a text into the chunks that a model reads one at a time."""
+"""The kit's texts, and cutting a text into chunks, of which a model reads one at a time."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ def get(text: str, part: str) -> str:
     return data_path(f"texts/{text}_{part}.txt").read_text(encoding="utf-8")
 
 
-def chunks(ids: Sequence[int], n: int, bos: int | None) -> list[list[int]]:
-    """Cut the first ``n`` tokens into chunks of 256; each begins with ``bos`` if the model's texts do.
+def chunks(ids: Sequence[int], n: int, bos: int | None, *, size: int = CHUNK) -> list[list[int]]:
+    """Cut the first ``n`` tokens into chunks of ``size``; each begins with ``bos`` if the model's texts do.
 
     Raises:
         ValueError: fewer than two tokens, so there is nothing to predict.
     """
-    ids = ids[:n]
-    if bos is not None and ids[:1] == [bos]:
-        ids = ids[1:]
     head = [] if bos is None else [bos]
-    size = CHUNK - len(head)
-    cut = [[*head, *ids[start : start + size]] for start in range(0, len(ids), size)]
-    cut = [chunk for chunk in cut if len(chunk) > 1]
+    ids = ids[:n]
+    ids = ids[1:] if head and ids[:1] == head else ids
+    step = size - len(head)
+    cut = [[*head, *ids[start : start + step]] for start in range(0, len(ids), step)]
+    cut = [chunk for chunk in cut if len(chunk) > 1]  # one token alone predicts nothing
     if not cut:
         raise ValueError("the text is too short: give at least two tokens.")
     return cut

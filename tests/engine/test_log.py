@@ -8,10 +8,13 @@ from labkit.engine.log import (
     LOG_RESOLUTION_BYTES,
     Buffer,
     KVCache,
+    failed_lock,
     first_reason,
+    no_room,
     parse_buffers,
     parse_kv,
     parse_recurrent,
+    parse_rotation,
 )
 from labkit.units import MiB
 
@@ -123,6 +126,17 @@ def test_other_lines_give_nothing():
     assert parse_buffers([]) == ()
 
 
+def test_the_halves_of_a_cache_that_are_rotated():
+    lines = ["llama_kv_cache: attn_rot_k = 0, n_embd_head_k_all = 96", "llama_kv_cache: attn_rot_v = 1, n_embd = 64"]
+    assert parse_rotation(lines) == (False, True)
+    assert parse_rotation(["nothing"]) == (False, False)
+
+
+def test_a_lock_that_the_kernel_refused():
+    said = "warning: failed to mlock 96583680-byte buffer (after previously locking 0 bytes): Cannot allocate memory"
+    assert failed_lock([*LOAD, said]) and not failed_lock(LOAD)
+
+
 @pytest.mark.parametrize(
     ("errors", "said"),
     [
@@ -149,3 +163,8 @@ def test_other_lines_give_nothing():
 )
 def test_the_line_that_says_why(errors, said):
     assert first_reason(errors) == said
+
+
+def test_a_reason_about_room_is_understood():
+    assert no_room("failed to allocate RPC0[127.0.0.1:1] buffer of size 33554432") == ("RPC0[127.0.0.1:1]", 33554432)
+    assert no_room("tensor 'x' not found") is None

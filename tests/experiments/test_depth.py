@@ -10,9 +10,11 @@ from support.small import small
 
 from labkit import engine
 from labkit.experiments.child import task
-from labkit.experiments.depth import DepthSpeed, measure, speed_at_depth
+from labkit.experiments.depth import DepthSpeed, in_child, speed_at_depth
 from labkit.models.forge import forge
 from labkit.settings import Settings, SettingsError
+
+pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +52,8 @@ def test_contexts_take_turns_at_the_depth_that_is_reported(model: Path, monkeypa
         original(self, tokens, **kwargs)
 
     monkeypatch.setattr(engine.Context, "decode", watched)
-    settings = [Settings(n_ctx=22, n_threads=1, type_k=kind, n_outputs_max=1) for kind in ("f16", "q8_0")]
-    measure(model, settings, [0, 20], 2, send=lambda *_, **__: None)
+    rows = [Settings(n_ctx=22, n_threads=1, type_k=kind, n_outputs_max=1).to_dict() for kind in ("f16", "q8_0")]
+    in_child(model=str(model), settings=rows, depths=[0, 20], repeats=2, send=lambda *_, **__: None)
     once = [("f16", 0, 1), ("q8_0", 0, 1)]
     assert decoded == [
         *once,  # forgotten again

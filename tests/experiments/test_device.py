@@ -9,36 +9,32 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from support.processes import LINUX, SOAK, at, children, until
 from support.small import small
 
 from labkit import cli, gguf, predict
-from labkit.engine.log import LOG_RESOLUTION_BYTES, no_room
+from labkit.engine.log import LOG_RESOLUTION_BYTES
 from labkit.experiments import device
 from labkit.experiments.device import DeviceError, Loopback
 from labkit.experiments.measure import measure
-from labkit.experiments.recordings import recorded
 from labkit.experiments.run import Run
 from labkit.models.forge import forge
-from labkit.settings import SettingsError
 from labkit.system.machine import machine
 from labkit.system.probe import ProcessGone
 from labkit.units import MiB
 
 pytestmark = [
     pytest.mark.skipif(device.problem() is not None, reason=f"no loopback device here: {device.problem()}"),
+    pytest.mark.live,
     pytest.mark.usefixtures("nothing_left"),
 ]
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 ON_IT: dict[str, Any] = {"devices": ("loopback",), "n_threads": 1, "n_ctx": 256, "tokens": 2}
-CYCLES = 10  # 0.3 s each on an idle machine
 N_LAYER = 2
 
 
@@ -46,22 +42,6 @@ N_LAYER = 2
 def forged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers, and an embedding that is its output layer too."""
     return forge(small(), "Q4_K_M", path=tmp_path_factory.mktemp("device") / "small.gguf").path
-
-
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
-
-
-@pytest.fixture
-def nothing_left() -> Iterator[None]:
-    """No child of ours remains, and as many threads and open files as before."""
-    files = psutil.Process().num_fds() if sys.platform != "win32" else 0
-    threads = threading.active_count()
-    yield
-    assert children() == []
-    assert threading.active_count() == threads
-    if sys.platform != "win32":
-        assert psutil.Process().num_fds() == files
 
 
 def listening(endpoint: str) -> bool:
@@ -73,15 +53,6 @@ def listening(endpoint: str) -> bool:
     return True
 
 
-def until(true: Callable[[], bool], *, within_s: float = 10.0) -> bool:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        if true():
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def on_device(run: Run, kind: str) -> int:
     return run.buffer_bytes(kind=kind, device="loopback")
 
@@ -91,7 +62,7 @@ def on_device(run: Run, kind: str) -> int:
 
 def test_it_starts_and_stops_and_leaves_nothing() -> None:
     endpoints = set()
-    for _ in range(CYCLES):
+    for _ in range(SOAK):
         with Loopback(memory="64MiB") as lent:
             assert lent.endpoint.startswith("127.0.0.1:") and listening(lent.endpoint)
             assert psutil.pid_exists(lent.pid) and lent.lost() is None
@@ -354,25 +325,6 @@ def test_it_counts_to_the_byte() -> None:
             assert " ".join(done.stdout.split()) == "1000 1000 True 400 True 0 400 True 399", done.stderr
 
 
-def test_a_reason_about_room_is_understood() -> None:
-    assert no_room("failed to allocate RPC0[127.0.0.1:1] buffer of size 33554432") == ("RPC0[127.0.0.1:1]", 33554432)
-    assert no_room("tensor 'x' not found") is None
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"device_memory": "1GiB"}, r"write devices=\('loopback',\) too"),
-        ({"device_memory": "1GiB", "devices": ("CUDA0",)}, r"write devices=\('loopback',\) too"),
-        ({"device_memory": 0, "devices": ("loopback",)}, "more than 0 bytes"),
-        ({"devices": ("loopback", "loopback")}, "twice"),
-    ],
-)
-def test_a_size_without_a_device_is_refused(wrong: dict[str, Any], message: str, forged: Path) -> None:
-    with pytest.raises(SettingsError, match=message):
-        measure(forged, **wrong)
-
-
 def test_a_device_that_could_hurt_the_machine_is_refused(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine()
     monkeypatch.setattr("labkit.experiments.measure.machine", lambda: replace(here, available_bytes=80 * MiB))
@@ -394,17 +346,6 @@ def kill_device(with_signal: signal.Signals) -> None:
         process.pid for process in children() if any(c.status == psutil.CONN_LISTEN for c in process.net_connections())
     ]
     os.kill(pid, with_signal)
-
-
-def at(phase: str, action: Callable[[], Any]) -> Callable[[float, str], None]:
-    done = []
-
-    def progress(fraction: float, text: str) -> None:
-        if text.startswith(phase) and not done:
-            done.append(True)
-            action()
-
-    return progress
 
 
 @LINUX
@@ -454,12 +395,6 @@ def test_cancelling_ends_both(forged: Path) -> None:
 
 
 # Told to others
-
-
-def test_runs_recorded_before_there_were_devices_still_load() -> None:
-    for name in ("cliff", "killed"):
-        runs = recorded(name)
-        assert runs and all(run.device is None and not run.settings.devices for run in runs)
 
 
 def test_the_command_line(forged: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,8 @@ from labkit.units import MiB
 # (llama_kv_cache::build_input_v_idxs).
 ABORTS = Settings(n_ctx=1 << 20, n_batch=1 << 20, n_ubatch=1 << 20, flash_attn="off")
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:

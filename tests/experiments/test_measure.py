@@ -9,33 +9,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from support.processes import CAPPED, LINUX, LOCKS, SOAK, at, children
 from support.small import small, write
 
 from labkit.experiments.child.measurement import Job
 from labkit.experiments.child.process import Child
 from labkit.experiments.measure import Interrupted, measure
 from labkit.experiments.run import Run
-from labkit.gguf import GGUFError
 from labkit.models.forge import forge
-from labkit.models.lookup import ModelError
-from labkit.settings import LOAD_MODES, SettingsError
-from labkit.system import caps, probe
+from labkit.settings import LOAD_MODES
+from labkit.system import caps
 from labkit.system.machine import machine
 from labkit.units import KiB, MiB, fmt_bytes
 
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-CAPPED = pytest.mark.skipif(caps.available().how is None, reason=caps.available().reason)
-LOCKS = pytest.mark.skipif((machine().lockable_bytes or 0) < 400 * MiB, reason="this user may lock little memory")
 PHASES = ["start", "load", "context", "prefill", "decode"]
 CAP = 72 * MiB  # room for Python and its libraries
 GREEDY = {"n_ctx": 1 << 20}  # a cache of 1 GiB for the tiny model
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("nothing_left")]
 
 
 @pytest.fixture(scope="module")
@@ -43,59 +40,9 @@ def forged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return forge(small(), "Q4_0", path=tmp_path_factory.mktemp("experiment") / "small.gguf").path
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """3 MiB, so that memory goes elsewhere."""
-    narrow = {"embedding_length": 512, "attention_head_count_kv": 2, "feed_forward_length": 1024, "vocab_size": 512}
-    shape = small(attention_head_count=8, **narrow)
-    return forge(shape, "Q4_0", path=tmp_path_factory.mktemp("tiny") / "tiny.gguf").path
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = forge(small(block_count=4), "Q4_0", path=tmp_path_factory.mktemp("filled") / "x.gguf", fill=True).path
-    if probe.evict(path).after_bytes != 0:
-        pytest.skip("this file system keeps its files in memory: nothing can be evicted")
-    return path
-
-
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
-
-
 def child() -> psutil.Process:
     (found,) = children()
     return found
-
-
-@pytest.fixture
-def nothing_left() -> Iterator[None]:
-    """No child and no control group of ours remain, and as many threads and open files as before."""
-    base = caps.available().base
-    groups = lambda: [g for g in os.listdir(base) if g.startswith(f"labkit-{os.getpid()}-")] if base else []  # noqa: E731
-    files = psutil.Process().num_fds() if sys.platform != "win32" else 0
-    threads = threading.active_count()
-    yield
-    assert children() == []
-    assert groups() == []
-    assert threading.active_count() == threads
-    if sys.platform != "win32":
-        assert psutil.Process().num_fds() == files
-
-
-pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-def at(phase: str, action: Callable[[], Any]) -> Callable[[float, str], None]:
-    """A progress callback that acts once, when a phase has begun."""
-    done = []
-
-    def progress(fraction: float, text: str) -> None:
-        if text.startswith(phase) and not done:
-            done.append(True)
-            action()
-
-    return progress
 
 
 def again(run: Run) -> None:
@@ -263,41 +210,6 @@ def _header(path: Path) -> Any:
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"tokens": -1}, "tokens is -1: write a whole number from 0."),
-        ({"prompt_tokens": 0}, "prompt_tokens is 0: write a whole number from 1."),
-        ({"tokens": 600}, "8 + 600 tokens do not fit in n_ctx=512: raise n_ctx or decode fewer."),
-        ({"evict": "all"}, "evict is 'all': choose 'readahead', 'random' or None."),
-        ({"evict": "random", "load_mode": "none"}, "evict='random' needs load_mode='mmap'"),
-        ({"prompt": "hi", "layers": True}, "layers and evict look at made-up tokens only: leave prompt out."),
-        ({"prompt": "hi", "evict": "random"}, "layers and evict look at made-up tokens only"),
-        ({"sample_hz": 0}, "sample_hz is 0 and hold_s 0.0: write a rate above 0"),
-        ({"hold_s": -1}, "sample_hz is 50.0 and hold_s -1: write a rate above 0 and a time from 0."),
-        ({"cap": 0}, "cap must be more than 0 bytes."),
-        ({"cap": -1}, "-1 is not a size"),
-        ({"cap": "600MB"}, "'600MB' is ambiguous"),
-        ({"n_ctxx": 1}, "n_ctxx is not a setting: did you mean n_ctx?"),
-        ({"type_v": "q8_0", "flash_attn": "off"}, "type_v=q8_0 needs flash attention"),
-    ],
-)
-def test_wrong_calls_are_refused_before_anything_starts(wrong: dict[str, Any], message: str, tiny: Path) -> None:
-    with pytest.raises(ValueError) as error:
-        measure(tiny, **wrong)
-    assert str(error.value).startswith(message)
-    assert isinstance(error.value, SettingsError) or "cap" in wrong
-
-
-def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="there is no model 'nonsense'"):
-        measure("nonsense")
-    with pytest.raises(GGUFError, match="no such file"):
-        measure(tmp_path / "missing.gguf")
-    with pytest.raises(GGUFError, match="directory"):
-        measure(tmp_path)
-
-
 def with_available(monkeypatch: pytest.MonkeyPatch, at_start: int, *later: int) -> None:
     """So much memory is available at the start, and at each look afterwards."""
     here, looks = machine(), list(later or [at_start])
@@ -397,11 +309,11 @@ def test_the_reverse_oom(filled: Path) -> None:
 
 @CAPPED
 @LINUX
-def test_fifty_kills_in_a_row_leave_nothing(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_kills_in_a_row_leave_nothing(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     folder = sorted(os.listdir(tiny.parent))
     before: tuple[int, int] | None = None
-    for _ in range(50):
+    for _ in range(SOAK):
         run = measure(tiny, cap=CAP, n_threads=1, **GREEDY)
         assert run.outcome == "oom-killed" and run.reason.startswith("the kernel killed it in context"), run.reason
         now = (psutil.Process().num_fds(), threading.active_count())
@@ -518,7 +430,7 @@ def test_it_gives_up_after_a_while(tiny: Path) -> None:
     start = time.monotonic()
     run = measure(tiny, tokens=1, hold_s=60, timeout_s=1.5, sample_hz=0.05)
     assert run.outcome == "timed-out"
-    assert run.reason == "it was still in hold after 2 s; give it longer with timeout_s."
+    assert run.reason == "it was still in hold after 2 s; raise timeout_s to wait longer."
     assert time.monotonic() - start < 15, "a low sampling rate must not delay it"
     again(run)
 
@@ -582,20 +494,7 @@ def test_the_child_does_not_outlive_its_parent(cap: str | None, tiny: Path) -> N
 
 def test_the_end_of_its_input_ends_the_child(tiny: Path) -> None:
     """Where the kernel does not tell a child that its parent died, the closed pipe does."""
-    job = Job(
-        path=str(tiny),
-        settings={},
-        prompt=None,
-        prompt_tokens=1,
-        tokens=1,
-        layers=False,
-        evict=None,
-        hold_s=60,
-        memlock_bytes=None,
-        pauses=(),
-        device_endpoint=None,
-        device_pid=None,
-    )
+    job = Job(path=str(tiny), settings={}, tokens=1, prompt_tokens=1, hold_s=60)
     request = {"function": "labkit.experiments.child.measurement:in_child", "job": job.to_dict()}
     command = [sys.executable, "-m", "labkit.experiments.child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -129,6 +129,7 @@ def test_without_rpc_the_recorded_sweep_is_shown(monkeypatch: pytest.MonkeyPatch
         assert all(run.recorded and not run.samples for run in point.runs)
 
 
+@pytest.mark.live
 @pytest.mark.skipif(bool(device.problem()), reason=str(device.problem()))
 def test_live(tmp_path: Any) -> None:
     made = forge(small("llama-3.2-1b"), "Q4_0", path=tmp_path / "small.gguf")

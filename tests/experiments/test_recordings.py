@@ -57,6 +57,12 @@ def test_every_file_says_where_and_when(name: str) -> None:
     assert sorted(maker.MAKERS) == sorted(path.stem for path in data_path("runs").glob("*.json"))
 
 
+def test_runs_recorded_before_there_were_devices_still_load() -> None:
+    for name in ("cliff", "killed"):
+        runs = recorded(name)
+        assert runs and all(run.device is None and not run.settings.devices for run in runs)
+
+
 class Again:
     """Stands for ``measure``: hands out the runs of a file in their order, and notes what was asked for."""
 

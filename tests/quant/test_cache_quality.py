@@ -15,8 +15,7 @@ from support.small import small
 from labkit import engine
 from labkit.experiments.child import task
 from labkit.models.forge import forge
-from labkit.quant import texts
-from labkit.quant.cache_quality import CacheQuality, _pieces, binned, cache_quality, measure, rotations
+from labkit.quant.cache_quality import CacheQuality, binned, cache_quality, in_child
 from labkit.quant.quality import ROWS_BYTES, TokenScore, quality
 from labkit.settings import Settings, SettingsError
 
@@ -60,12 +59,6 @@ def test_llama_cpp_says_which_halves_it_rotated(
     assert (row.rotated, row.k_rotated, row.v_rotated) == (True, True, True)
 
 
-def test_the_log_of_a_cache_with_two_parts() -> None:
-    lines = ["llama_kv_cache: attn_rot_k = 0, n_embd_head_k_all = 96", "llama_kv_cache: attn_rot_v = 1, n_embd = 64"]
-    assert rotations(lines) == {"k_rotated": False, "v_rotated": True}
-    assert rotations(["nothing"]) == {"k_rotated": False, "v_rotated": False}
-
-
 def test_one_pair_is_scored_as_a_model_is(smollm2_path: Path) -> None:
     (row,) = cache_quality(pairs=[("q8_0", "q4_0")], text=SENTENCE, threads=1)
     one = quality(smollm2_path, smollm2_path, text=SENTENCE, threads=1, type_k="q8_0", type_v="q4_0")
@@ -104,15 +97,6 @@ def test_chunks_of_another_size_and_progress() -> None:
     assert seen == sorted(seen) and len(seen) == 2 and seen[-1] <= 1
 
 
-def test_pieces_are_the_chunks_of_the_kit() -> None:
-    ids = list(range(10, 610))
-    for n, bos in ((600, None), (257, None), (301, 1), (3, 1)):
-        assert _pieces(ids[:n], texts.CHUNK, bos) == texts.chunks(ids, n, bos)
-    assert _pieces([1, *ids[:4]], 3, 1) == [[1, 10, 11], [1, 12, 13]]
-    with pytest.raises(ValueError, match="at least two tokens"):
-        _pieces([10], 16, None)
-
-
 def test_rows_of_all_contexts_together_are_bounded(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Settings] = []
     original = engine.Context.__init__
@@ -123,8 +107,8 @@ def test_rows_of_all_contexts_together_are_bounded(smollm2_path: Path, monkeypat
 
     monkeypatch.setattr(engine.Context, "__init__", watched)
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "0")  # so that it is put back
-    caches = [("q8_0", "q8_0", True)] * 4
-    measure(smollm2_path, SENTENCE, 8, caches, chunk=256, bin_tokens=32, threads=1, send=lambda *_, **__: None)
+    how: dict[str, Any] = {"chunk": 256, "bin_tokens": 32, "threads": 1, "send": lambda *_, **__: None}
+    in_child(model=str(smollm2_path), text=SENTENCE, tokens=8, caches=[("q8_0", "q8_0", True)] * 4, **how)
     assert len(made) == 5 and {one.flash_attn for one in made} == {"on"}
     assert 1 < sum(one.n_batch for one in made) * 4 * 49152 <= 2 * ROWS_BYTES
 

@@ -21,8 +21,7 @@ from labkit.files import data_path
 from labkit.models.forge import forge
 from labkit.quant import texts
 from labkit.quant.imatrix import MeanSquares, collect, load
-from labkit.quant.quality import ROWS_BYTES, quality, score, summary
-from labkit.quant.quality import measure as measure_quality
+from labkit.quant.quality import ROWS_BYTES, in_child, quality, score, summary
 from labkit.quant.quantize import quantize
 from labkit.settings import Settings, SettingsError
 from labkit.system import probe
@@ -43,6 +42,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def f16() -> Path:
     return quantize("smollm2", "F16").path
+
+
+def compared(model: Path, reference: Path, text: str, tokens: int) -> dict[str, Any]:
+    """The child's part, in this process."""
+    how: dict[str, Any] = {"settings": {}, "threads": 1, "send": lambda *_, **__: None}
+    return in_child(model=str(model), reference=str(reference), text=text, tokens=tokens, **how)
 
 
 def log_softmax(row: list[float]) -> list[float]:
@@ -98,9 +103,12 @@ def test_chunks_hold_every_token_once_and_begin_as_texts_do() -> None:
     assert texts.chunks(ids, 257, None) == [ids[:256]]  # one token alone predicts nothing
     assert texts.chunks([1, *ids], 301, 1) == [[1, *ids[:255]], [1, *ids[255:300]]]
     assert texts.chunks(ids, 3, 1) == [[1, 10, 11, 12]]
+    assert texts.chunks([1, *ids], 5, 1, size=3) == [[1, 10, 11], [1, 12, 13]]
+    assert texts.chunks(ids, 20, None, size=16) == [ids[:16], ids[16:20]]
     for few in ([], [10]):
-        with pytest.raises(ValueError, match="at least two tokens"):
-            texts.chunks(few, 600, None)
+        for size in (256, 16):
+            with pytest.raises(ValueError, match="at least two tokens"):
+                texts.chunks(few, 600, None, size=size)
 
 
 def test_the_texts_are_long_enough_and_share_no_sentence() -> None:
@@ -161,9 +169,7 @@ def test_rows_come_in_batches_of_bounded_size_and_say_the_same(
     def run(rows: int) -> tuple[dict[str, Any], int]:
         batches.clear()
         monkeypatch.setattr(sys.modules["labkit.quant.quality"], "ROWS_BYTES", rows * 4 * 49152)
-        found = measure_quality(
-            smollm2_path, smollm2_path, SENTENCE, 64, settings={}, threads=1, send=lambda *_, **__: None
-        )
+        found = compared(smollm2_path, smollm2_path, SENTENCE, 64)
         return found, max(batches)
 
     (whole, all_at_once), (few, six) = run(100), run(6)
@@ -239,7 +245,7 @@ def test_models_with_other_vocabularies_are_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(engine, "Model", Model)
     with pytest.raises(ValueError, match="b and a have different vocabularies"):
-        measure_quality(Path("b"), Path("a"), "text", 10, settings={}, threads=1, send=lambda *_, **__: None)
+        compared(Path("b"), Path("a"), "text", 10)
 
 
 # The importance matrix

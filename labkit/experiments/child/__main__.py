@@ -1,8 +1,8 @@
-"""The child process: it may be killed, and its parent lives on.
+"""The child process: it may be killed, and its parent goes on.
 
 ``process.Child`` starts it as ``python -m labkit.experiments.child``. The first line on stdin names a function and
-gives its job; stdin then stays open, and its end means that the parent is gone. Events go to stdout, one JSON object a
-line.
+gives its arguments; stdin then stays open, and its end means that the parent has ended. Events go to stdout, one JSON
+object a line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG, SIGKILL = 1, 9
 
 
 def main() -> int:
-    """Call the function; the exit status is 0 when it returned, 1 when it was refused something."""
+    """Call the function; the exit status is 0 when it returned, 1 when it raised an error that it documents."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints must not mix with the events
     request = json.loads(sys.stdin.readline())
@@ -38,7 +38,7 @@ def main() -> int:
     from labkit.engine import EngineError
 
     try:
-        result = getattr(import_module(module), name)(request["job"], send)
+        result = getattr(import_module(module), name)(**request["job"], send=send)
     except (EngineError, OSError, ValueError, MemoryError) as error:
         send("error", reason=str(error) or type(error).__name__)
         return 1
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _end_with_parent() -> None:
-    """Be the first process to end: when memory runs out, and when the parent ends."""
+    """Make this process the first that the kernel kills for memory, and let it end when its parent ends."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")

@@ -16,11 +16,13 @@ HOST = "127.0.0.1"  # the RPC server has no security: nothing outside this compu
 _pointer, _size = ctypes.c_void_p, ctypes.c_size_t
 
 
-def serve(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+def serve(*, port: int, n_threads: int, memory_bytes: int | None, send: Callable[..., None]) -> dict[str, Any]:
     """Serve until this process is ended.
 
     Args:
-        job: ``port`` (0: a free one), ``n_threads``, and ``memory_bytes`` (None: no limit).
+        port: 0 for a free one.
+        n_threads: on how many threads the device computes.
+        memory_bytes: size of the device's memory; None for no limit.
         send: gets ``serving`` with the port, just before the port opens.
 
     Raises:
@@ -31,12 +33,12 @@ def serve(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
     assert ggml is not None and base is not None and rpc is not None  # ``device.problem`` has checked
     ggml.ggml_backend_dev_by_type.restype = _pointer
     cpu = ggml.ggml_backend_dev_by_type(0)
-    limit = None if job["memory_bytes"] is None else MemoryLimit(base, cpu, job["memory_bytes"])
+    limit = None if memory_bytes is None else MemoryLimit(base, cpu, memory_bytes)
     start = rpc.ggml_backend_rpc_start_server
     start.restype, start.argtypes = None, [ctypes.c_char_p, ctypes.c_char_p, _size, _size, _pointer]
-    port = _usable(job["port"])
+    port = _usable(port)
     send("serving", port=port)
-    start(f"{HOST}:{port}".encode(), None, job["n_threads"], 1, (_pointer * 1)(cpu))
+    start(f"{HOST}:{port}".encode(), None, n_threads, 1, (_pointer * 1)(cpu))
     raise EngineError(f"ggml's RPC server did not open port {port}{'' if limit is None else ' with a size'}.")
 
 

@@ -1,4 +1,4 @@
-"""A measurement, in the child: load a model, make a context, decode, and report each phase."""
+"""A measurement's part in the child: load a model, make a context, decode, and report each phase."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import engine
+from labkit.engine.log import failed_lock
 from labkit.experiments.child.resume import resumed
 from labkit.experiments.child.tokens import made_up_tokens
 from labkit.settings import Settings
@@ -30,28 +31,28 @@ class Job:
 
     path: str
     settings: dict[str, Any]
-    prompt: str | None
-    prompt_tokens: int
     tokens: int
-    layers: bool
-    evict: str | None
-    hold_s: float
-    memlock_bytes: int | None
-    pauses: tuple[int, ...]
-    device_endpoint: str | None
-    device_pid: int | None
+    prompt: str | None = None
+    prompt_tokens: int = 8
+    layers: bool = False
+    evict: str | None = None
+    hold_s: float = 0.0
+    memlock_bytes: int | None = None
+    pauses: tuple[int, ...] = ()
+    device_endpoint: str | None = None
+    device_pid: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def in_child(values: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+def in_child(*, send: Callable[..., None], **values: Any) -> dict[str, Any]:
     """Load, make a context, decode; an event at the beginning and end of each phase, and for each token.
 
     Args:
-        values: the fields of a ``Job``.
         send: writes an event.
+        **values: the fields of a ``Job``.
 
     Raises:
         EngineError, OSError, ValueError: what was asked for is refused.
@@ -62,9 +63,9 @@ def in_child(values: dict[str, Any], send: Callable[..., None]) -> dict[str, Any
     def phase(name: str) -> Iterator[None]:
         send("begin", phase=name)
         yield
-        # Both are read here, while everything is still in place: afterwards this process frees what is on the device.
-        there = None if job.device_pid is None else asdict(probe.process(job.device_pid))
-        send("end", phase=name, use=asdict(probe.process(os.getpid(), smaps=True)), device=there)
+        # Both are read here, before this process frees anything, on the device too.
+        device_use = None if job.device_pid is None else asdict(probe.process(job.device_pid))
+        send("end", phase=name, use=asdict(probe.process(os.getpid(), smaps=True)), device=device_use)
 
     settings = Settings.of(job.settings)
     path = Path(job.path)
@@ -76,7 +77,7 @@ def in_child(values: dict[str, Any], send: Callable[..., None]) -> dict[str, Any
     with phase("load"):
         model = engine.Model(path, settings, endpoint=job.device_endpoint)
         send("buffers", buffers=[asdict(buffer) for buffer in model.buffers])
-        if any("failed to mlock" in line or "failed to VirtualLock" in line for line in model.log):
+        if failed_lock(model.log):
             send("not-locked")
     with phase("context"):
         context = engine.Context(model, settings, on_layer=layers if job.layers else None)
@@ -102,6 +103,7 @@ def in_child(values: dict[str, Any], send: Callable[..., None]) -> dict[str, Any
 def _decode_one_by_one(
     context: engine.Context, tokens: list[int], job: Job, path: Path, layers: _LayerClock, send: Callable[..., None]
 ) -> None:
+    """Decode made-up tokens, with the job's pauses and evictions before them; an event for each."""
     evict, pauses = job.evict, job.pauses
     for number, token in enumerate(tokens):
         if number in pauses:
@@ -115,12 +117,12 @@ def _decode_one_by_one(
         start = time.perf_counter()
         context.decode([token])
         ms = (time.perf_counter() - start) * 1000
-        took = {} if before is None else _since(before)
-        send("token", ms=ms, text="", layers=[{"token": number, **row} for row in layers.rows], **took)
+        counts = {} if before is None else _since(before)
+        send("token", ms=ms, text="", layers=[{"token": number, **row} for row in layers.rows], **counts)
 
 
 def _since(before: probe.ProcessUse) -> dict[str, int | None]:
-    """Major faults of this process since then, and bytes read for it."""
+    """Major faults of this process since ``before``, and bytes read for it; None where the system does not count."""
     now = probe.process(os.getpid())
     pairs = {name: (getattr(before, name), getattr(now, name)) for name in ("major_faults", "read_bytes")}
     return {name: None if a is None or b is None else b - a for name, (a, b) in pairs.items()}

@@ -1,4 +1,4 @@
-"""Start the child, read its events, and make sure that it ends with us."""
+"""Start a child process, read its events, and make sure that it ends with this one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -14,15 +15,22 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+
+from labkit.system import probe
+from labkit.system.probe import ProcessUse
 
 LAST_LINES = 20
+_Self = TypeVar("_Self", bound="Child")
 
 
 class Child:
-    """A process that calls one function. Leaving the ``with`` block ends it, whatever state it is in.
+    """A process that calls one function. Leaving the ``with`` block ends it, whatever it is doing.
 
-    ``events`` yields the child's events as dicts, then None when it has closed its end.
+    Attributes:
+        events: the child's events as dicts, then None when it has closed its output.
+        pid: its process id.
+        started: when it was started, as ``time.monotonic`` counts.
     """
 
     def __init__(
@@ -31,8 +39,8 @@ class Child:
         """Start it.
 
         Args:
-            function: ``"module:name"``, called in the child with the job and ``send(event, **values)``.
-            job: what it needs, plain values only.
+            function: ``"module:name"``, called in the child with the job's entries and ``send(event, **values)``.
+            job: its keyword arguments, plain values only.
             wrap: puts the command under a memory cap.
         """
         command = [sys.executable, "-m", "labkit.experiments.child"]
@@ -56,23 +64,22 @@ class Child:
             thread.start()
         self._send(json.dumps({"function": function, "job": job}) + "\n")
 
-    def __enter__(self) -> Child:
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.kill()
-        self.wait()
+        self.close()
 
     def _send(self, text: str) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(text)
-            self._process.stdin.flush()  # and leave it open: its end tells the child that we are gone
+            self._process.stdin.flush()  # and leave it open: its end tells the child that this process has ended
         except BrokenPipeError:
-            pass  # it died at once; its status and last line of stderr tell
+            pass  # it ended at once; its status and its last line of stderr say why
 
     def resume(self) -> None:
-        """End its pause; it has reported that it is waiting."""
+        """End its pause, after it has reported that it is waiting."""
         self._send("\n")
 
     def _read_events(self) -> None:
@@ -89,20 +96,33 @@ class Child:
         for line in self._process.stderr:
             self._stderr.append(line.strip())
 
+    def use(self) -> ProcessUse:
+        """What it uses now.
+
+        Raises:
+            ProcessGone: it has ended.
+        """
+        return probe.process(self.pid)
+
     def kill(self) -> None:
-        """End it now; again, or after it ended, is harmless."""
+        """End it now; calling it again, or after the process has ended, is harmless."""
         if self._process.poll() is None:
             self._process.kill()
 
+    def close(self) -> None:
+        """End it and free all it held; calling it again is harmless."""
+        self.kill()
+        self.wait()
+
     def status(self, *, within_s: float = 0.0) -> int | None:
-        """Its exit status if it is gone, or goes so soon, else None."""
+        """Its exit status if it has ended or ends within that time, else None."""
         try:
             return self._process.wait(timeout=within_s)
         except subprocess.TimeoutExpired:
             return None
 
     def wait(self) -> int:
-        """Its exit status once it is gone (negative: the signal that ended it); frees pipes and threads."""
+        """Wait until it has ended, free pipes and threads, and return its exit status (negative: the signal)."""
         status = self._process.wait()
         for thread in self._threads:
             thread.join(timeout=5)
@@ -118,13 +138,31 @@ class Child:
         return re.sub(r"^\S+[/\\](?=\S+:\d+: )", "", line)  # an assertion names the folder in which llama.cpp was built
 
 
-def how_it_ended(status: int, last_line: str = "") -> str:
-    """An exit status as a clause: who killed the process, or with which status it ended and what it wrote last."""
+def how_it_ended(status: int, last_line: str | None = None, *, what: str = "it", phase: str = "") -> str:
+    """An exit status as a clause.
+
+    Args:
+        status: as ``Child.wait`` returns it.
+        last_line: of its stderr, to be quoted as the reason; None leaves the reason out.
+        what: subject of the clause.
+        phase: in which phase of a measurement it ended.
+    """
     if killed(status):
-        return "it was killed from outside (signal 9), as the kernel does when memory runs out"
-    return f"it ended with status {status}: {last_line or 'it wrote no reason'}"
+        return f"{what} was killed from outside (signal 9), as the kernel does when memory runs out"
+    reason = "" if last_line is None else f": {last_line or 'it wrote no reason'}"
+    return f"{what} ended{f' in {phase}' if phase else ''} with status {status}{reason}"
 
 
-def killed(status: int | None) -> bool:
-    """Whether SIGKILL ended a process: -9 from Python's own child, 137 through a shell or systemd."""
-    return status in (-9, 137)
+def killed(status: int) -> bool:
+    """Whether SIGKILL ended a process."""
+    return _ended_by(status, 9)  # signal.SIGKILL, which Windows does not have
+
+
+def aborted(status: int) -> bool:
+    """Whether a process ended itself with abort(), as ggml does when an assertion fails."""
+    return _ended_by(status, signal.SIGABRT)
+
+
+def _ended_by(status: int, number: int) -> bool:
+    """Whether a signal ended a process: its negative number from Python's own child, 128 more through a shell."""
+    return status in (-number, 128 + number)

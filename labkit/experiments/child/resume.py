@@ -1,4 +1,4 @@
-"""Whether the parent has written to this child's stdin: it does so to end a pause."""
+"""Whether the parent has asked this child to go on after a pause; it does so by writing to the child's stdin."""
 
 from __future__ import annotations
 

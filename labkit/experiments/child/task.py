@@ -1,4 +1,4 @@
-"""Let a child process do what llama.cpp might abort on, and bring back what came of it."""
+"""Let a child process do work on which llama.cpp might abort, and return its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.engine import version_problem
 from labkit.experiments.child.process import Child, how_it_ended, killed
 from labkit.system.machine import usable_cores
 
-CHECK_INTERVAL_S = 0.1  # between looks at the cancel button
+CHECK_INTERVAL_S = 0.1  # between checks of the cancel event
 
 
 class TaskError(RuntimeError):
@@ -33,9 +33,9 @@ def run(
     """Call a function in a child and return its result.
 
     Args:
-        function: ``"module:name"``. It is called with the job and ``send``, and returns plain values.
-        job: what it needs, plain values only.
-        what: for the message when it fails, as in ``"quantizing a.gguf"``.
+        function: ``"module:name"``. It is called with the job's entries and ``send``, and returns plain values.
+        job: its keyword arguments, plain values only.
+        what: subject of the message when it fails, as in ``"quantizing a.gguf"``.
         on_step: called with each progress event.
         cancel: when set, the child is ended.
 
@@ -67,8 +67,8 @@ def run(
         status = child.wait()
         if error:
             raise TaskError(error)
-        ended = how_it_ended(status, child.last_stderr_line()).removeprefix("it ")
-        raise TaskError(f"{what} {ended}{'.' if killed(status) else ''}")
+        ended = how_it_ended(status, child.last_stderr_line(), what=what)
+        raise TaskError(f"{ended}{'.' if killed(status) else ''}")
 
 
 def default_threads() -> int:
