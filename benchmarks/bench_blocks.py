@@ -1,4 +1,4 @@
-"""How fast `labkit.blocks` decodes, against the gguf package and ggml's C code, and how well it encodes."""
+"""How fast ``labkit.blocks`` decodes, against the gguf package and ggml's C code, and how well it encodes."""
 
 import importlib.util
 import time

@@ -1,4 +1,4 @@
-"""How fast `labkit.gguf` reads SmolLM2's header, against gguf-py's reader, and how much memory it takes."""
+"""How fast ``labkit.gguf`` reads SmolLM2's header, against gguf-py's reader, and how much memory it takes."""
 
 import importlib.util
 import tempfile

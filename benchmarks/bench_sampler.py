@@ -1,8 +1,9 @@
-"""What watching a child costs it: `python benchmarks/bench_sampler.py [REPEATS]`.
+"""What watching a child costs it: ``python benchmarks/bench_sampler.py [REPEATS]``.
 
-Decodes a forged 1B model on every core, watched 50 times a second (as `measure` does) and once a second, in turns, so
-that whatever else the machine does disturbs both alike. A token takes several samples, so the quickest tokens carry the
-sampler's cost as well as any and other programs' least: the fastest tenth is compared. Target: less than 1 % slower.
+Decodes a forged 1B model on every core, watched 50 times a second (as ``measure`` does) and once a second, in turns, so
+that other programs disturb both alike. Several samples are taken during each token, so the fastest tokens, too, contain
+the sampler's time, and the least of other programs'. Therefore the fastest tenth is compared. Target: less than 1 %
+slower.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Every shape's cache, predicted and as llama.cpp plans it: `uv run python benchmarks/kv_grid.py [SHAPE...]`.
+"""Every shape's cache, predicted and as llama.cpp plans it: ``uv run python benchmarks/kv_grid.py [SHAPE...]``.
 
 Prints a line for each setting and ends with how many are equal. Equal means that llama.cpp's log, which has two
-decimals of a MiB, shows the very digits our exact bytes would give, for the K and the V of each cache and for the
-recurrent state. Exit status 1 if one differs.
+decimals of a MiB, shows the digits that the predicted bytes give, for the K and the V of each cache and for the
+recurrent state. The exit status is 1 if one differs.
 """
 
 from __future__ import annotations
