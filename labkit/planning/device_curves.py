@@ -11,8 +11,7 @@ from labkit.planning.tuner import MARGIN_BYTES
 from labkit.predict import hardware
 from labkit.predict.hardware import Hardware
 from labkit.predict.offload import Split, offload
-from labkit.predict.offload_speed import CROSSING_MS, offload_ms
-from labkit.predict.offload_speed import speeds_of as speeds_of
+from labkit.predict.offload_speed import CROSSING_MS, offload_ms, speeds_of
 from labkit.settings import Settings
 from labkit.units import GiB, parse_bytes
 

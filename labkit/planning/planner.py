@@ -15,8 +15,7 @@ from labkit.planning.flags import flags
 from labkit.planning.tuner import MARGIN_BYTES, experts_regex
 from labkit.predict.hardware import Hardware
 from labkit.predict.offload import Side, Split, offload
-from labkit.predict.offload_speed import CROSSING_MS as CROSSING_MS
-from labkit.predict.offload_speed import Speeds, offload_ms, speeds_of
+from labkit.predict.offload_speed import CROSSING_MS, Speeds, offload_ms, speeds_of
 from labkit.settings import Settings, SettingsError
 from labkit.units import fmt_bytes, parse_bytes
 
@@ -238,7 +237,7 @@ def _advice(
 ) -> tuple[Advice, ...]:
     half, quarter = max(base.n_seq_max, base.n_ctx // 2), max(1, base.n_ubatch // 4)
     changes = [
-        ("repack=False", replace(base, repack=False), "prompts on the CPU take another time: measure it"),
+        ("repack=False", replace(base, repack=False), "prompts on the CPU may get faster or slower: measure it"),
         ("load_mode=mmap", replace(base, load_mode="mmap"), "pages of the file can be dropped"),
         (f"n_ctx={half}", replace(base, n_ctx=half), "a shorter context"),
         (f"n_ubatch={quarter}", replace(base, n_ubatch=quarter), "slower prompts"),

@@ -18,10 +18,11 @@ from labkit.course.figurekit import sides
 from labkit.course.figurekit.style import KINDS, LIMIT
 from labkit.course.figures import CrossingRow, DeviceCurve
 from labkit.experiments.run import DeviceUse
-from labkit.planning.device_curves import crossing_rows, device_curves, speeds_of, usable_bytes
+from labkit.planning.device_curves import crossing_rows, device_curves, usable_bytes
 from labkit.planning.planner import plan
 from labkit.planning.tuner import Tuned, experts_regex, tune
 from labkit.predict import Split, hardware
+from labkit.predict.offload_speed import speeds_of
 from labkit.settings import Settings
 from labkit.units import GiB, MiB, fmt_bytes
 

@@ -6,11 +6,10 @@ from labkit.course.claims.bench import Bench
 from labkit.course.claims.finding import Figures, Finding
 from labkit.course.claims.terms import LITTLE, MAPPED, RAM_BYTES, SEVEN_B, SYSTEM_BYTES, THIRTEEN_B
 from labkit.course.lab04.bench import OffloadBench
-from labkit.planning.planner import CROSSING_MS
 from labkit.predict import hardware
 from labkit.predict.hardware import Hardware
 from labkit.predict.offload import Split
-from labkit.predict.offload_speed import Speeds, offload_ms
+from labkit.predict.offload_speed import CROSSING_MS, Speeds, offload_ms
 from labkit.system.machine import machine
 from labkit.units import fmt_bytes
 

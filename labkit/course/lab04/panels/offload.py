@@ -9,8 +9,9 @@ from labkit.course import figures
 from labkit.course.lab04.panels.models import CONTEXTS, MODELS, most_bytes
 from labkit.course.panelkit import CACHES, Panel, check, choice, less_or_more, slider, sum_of
 from labkit.models import lookup
-from labkit.planning.device_curves import Named, speeds_of, usable_bytes
+from labkit.planning.device_curves import Named, usable_bytes
 from labkit.predict import Speeds, Split, hardware
+from labkit.predict.offload_speed import speeds_of
 from labkit.settings import Settings
 from labkit.units import GiB, fmt_bytes, fmt_ms, parse_bytes
 
