@@ -1,7 +1,7 @@
-"""llama.cpp under its own names, with every option that the labs turn.
+"""llama.cpp under its own names, with the options of ``Settings``.
 
-llama.cpp may abort the process on a bad file, so anything that loads a model runs in a child (see ``experiments``).
-Importing this package costs nothing: llama_cpp itself is loaded on first use.
+llama.cpp may abort the process on a bad file, so whatever loads a model runs in a child process (see ``experiments``).
+Importing this package is quick: llama_cpp itself is loaded on first use.
 """
 
 from labkit.engine.context import CacheFull, Context

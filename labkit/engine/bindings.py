@@ -12,18 +12,24 @@ from labkit.engine.log import first_reason
 
 
 class LogCapture:
-    """Collects llama.cpp's log, which arrives in fragments: a line ends at a newline."""
+    """Collects the lines of llama.cpp's log, which it passes in fragments.
+
+    Attributes:
+        on_text: called with each fragment.
+        debug: keep debug messages too: thousands of lines about graph inputs, and the map of the cells.
+    """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.errors: list[str] = []
-        self.hear: Callable[[str], None] | None = None
-        self.debug = False  # thousands of lines about graph inputs, and the map of the cells
+        self.on_text: Callable[[str], None] | None = None
+        self.debug = False
         self._rest = ""
 
     def add(self, text: str, *, error: bool = False) -> None:
-        if self.hear:
-            self.hear(text)
+        """Add a fragment."""
+        if self.on_text:
+            self.on_text(text)
         *whole, self._rest = (self._rest + text).split("\n")
         self.lines += whole
         if error:
@@ -34,6 +40,7 @@ class LogCapture:
         return first_reason(self.errors) or "it gave no reason"
 
     def take(self) -> tuple[str, ...]:
+        """The lines since the last call."""
         lines, self.lines, self.errors = self.lines, [], []
         return tuple(lines)
 
@@ -44,7 +51,11 @@ _callbacks: list[Any] = []
 
 @cache
 def llama() -> Any:
-    """The low-level bindings, with the log captured and the backend started."""
+    """The low-level bindings, with the log captured and the backend started.
+
+    Raises:
+        EngineError: llama-cpp-python is not installed, or in another version.
+    """
     problem = version_problem()
     if problem:
         raise EngineError(problem)
@@ -55,7 +66,7 @@ def llama() -> Any:
         if level != 1 or log.debug:  # 1 is debug
             log.add(text.decode("utf-8", "replace"), error=level == 4)
 
-    _callbacks.append(on_log)  # llama.cpp calls it for as long as the process lives
+    _callbacks.append(on_log)  # llama.cpp calls it as long as the process runs
     ll.llama_log_set(on_log, ctypes.c_void_p(0))
     ll.llama_backend_init()
     return ll

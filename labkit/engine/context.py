@@ -1,4 +1,4 @@
-"""A model with a KV cache and compute buffers, ready to decode."""
+"""A context: the KV cache and compute buffers with which a model decodes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from labkit.system.machine import usable_cores
 
 
 class CacheFull(EngineError):
-    """A batch finds no room in the KV cache (llama_decode's status 1). Nothing of that batch was placed."""
+    """The KV cache has no room for a batch (llama_decode's status 1). Nothing of that batch was placed."""
 
 
 class Context:
-    """A model with a KV cache and compute buffers, ready to decode. Use as a context manager."""
+    """A KV cache and compute buffers for a model. Use it as a context manager."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Context:
         Args:
             on_layer: called with the layer's index after each layer's output has been computed.
             on_matmul: called after each multiplication by a weight of a block, with the weight's name, the rows that
-                were multiplied, shape (n, ne0), for each row which expert it went to, shape (n,), and the number of
-                experts (1 for a plain matrix).
+                were multiplied, shape (n, ne0), the expert of each row, shape (n,), and the number of experts (1 for a
+                plain matrix).
             map_cells: make ``slot_maps`` possible.
 
         Raises:
@@ -62,7 +62,8 @@ class Context:
         params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
         params.n_threads = params.n_threads_batch = settings.n_threads or usable_cores()
         params.n_outputs_max = settings.n_outputs_max or 0
-        self._on_eval = eval_callback(on_layer, on_matmul)  # llama.cpp keeps the pointer as long as the context lives
+        # llama.cpp keeps the pointer as long as there is the context.
+        self._on_eval = eval_callback(on_layer, on_matmul)
         if self._on_eval is not None:
             params.cb_eval = self._on_eval
         if map_cells:
@@ -77,7 +78,7 @@ class Context:
             why = explained(why, "n_gpu_layers, n_ctx or n_ubatch")
             raise EngineError(f"llama.cpp cannot make this context: {why}.")
         if map_cells:
-            ll.llama_set_causal_attn(self._ptr, True)  # computing is as always
+            ll.llama_set_causal_attn(self._ptr, True)  # from here on, tokens are computed as usual
         self._model, self._map_cells = model, map_cells
         self.buffers = named_buffers(self.log)
         self.kv = parse_kv(self.log)
@@ -94,7 +95,7 @@ class Context:
         self.close()
 
     def close(self) -> None:
-        """Free the cache and buffers; again is harmless."""
+        """Free the cache and buffers; calling it again is harmless."""
         if self._ptr:
             llama().llama_free(self._ptr)
             self._ptr = None
@@ -132,12 +133,15 @@ class Context:
             if status:
                 raise EngineError(f"llama_decode failed with status {status}: {log.why()}.")
             self._decoded = True
-        # A device works on while the host goes ahead. Who writes text needs the logits first, and so does a clock.
+        # A device may still be computing: wait, or the time would be measured too short.
         ll.llama_synchronize(self._ptr)
 
     def _how_full(self, seq: int, n: int) -> str:
+        """How many cells are taken and how many are needed, as a clause."""
         cells = llama().llama_n_ctx_seq(self._ptr)
-        if self._edited or self.n_streams < self.n_seq_max:  # positions no longer tell how many cells are taken
+        if (
+            self._edited or self.n_streams < self.n_seq_max
+        ):  # the number of taken cells no longer follows from positions
             return f"{n} cells are needed, and fewer of its {cells} are free"
         last = self.positions(seq)
         return f"{last[1] + 1 if last else 0} of {cells} cells are taken, {n} more are needed"
@@ -167,8 +171,8 @@ class Context:
     def copy(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Let sequence ``dst`` have the tokens of ``src`` too, from ``p0`` up to ``p1``.
 
-        In one stream (``kv_unified``) they share cells and nothing is copied. Where every sequence has a stream of its
-        own, what ``dst`` held is replaced, and the bytes are copied before the next batch.
+        In one stream (``kv_unified``) both share cells and nothing is copied. Where every sequence has a stream of its
+        own, the tokens of ``dst`` are replaced, and the bytes are copied before the next batch.
 
         Raises:
             EngineError: there is no such sequence, or a part is to be copied between streams.
@@ -200,19 +204,21 @@ class Context:
     def slot_maps(self) -> tuple[SlotMap, ...]:
         """Which cell belongs to which sequence now, one map for each stream. Needs ``map_cells``.
 
-        llama.cpp logs this map when it looks for room for a batch, before it places anything. So it is handed a batch
-        with one token more than there are cells. It logs the map, refuses (status 1), computes nothing, and leaves
-        cells, positions and head as they were. Only what any next batch would do first, it does: carry out a pending
-        shift or copy. Source: llama_kv_cache::find_slot and prepare in src/llama-kv-cache.cpp.
+        llama.cpp logs this map when it searches for free cells for a batch, before it places anything. So it is given a
+        batch with one token more than there are cells. It logs the map, refuses the batch (status 1), computes nothing,
+        and leaves cells, positions and head as they were. It does carry out a pending shift or copy, as before any
+        batch. Source: llama_kv_cache::find_slot and prepare in src/llama-kv-cache.cpp.
 
         Raises:
-            EngineError: the model has no cache of this kind, or more than one, of which the log would show the first.
+            EngineError: the model has no such cache, or more than one, of which the log would show only the first.
         """
         ll = llama()
         if not self._map_cells:
-            raise EngineError("make this context with map_cells=True: llama.cpp decides then whether to log the cells.")
+            raise EngineError(
+                "make this context with map_cells=True: llama.cpp decides at that time whether to log cells."
+            )
         if len(self.kv) != 1 or parse_recurrent(self.log):
-            raise EngineError("this model does not keep all its context in one cache: only such a cache has a map.")
+            raise EngineError("this model does not keep all its context in one cache: only a single cache has a map.")
         n = int(ll.llama_n_ctx_seq(self._ptr)) + 1
         array = (ll.llama_token * n)()
         found = []
@@ -227,7 +233,7 @@ class Context:
             maps = parse_slot_maps(log.take())
             if status != 1 or not maps:
                 raise EngineError(f"llama.cpp logged no map of its cells (llama_decode's status was {status}).")
-            found.append(maps[0])  # a batch is tried in parts of n_ubatch: before the first, nothing had been placed
+            found.append(maps[0])  # of a batch's parts (n_ubatch), the first is tried before anything is placed
         return tuple(found)
 
     def _memory(self, seq: int) -> Any:
@@ -241,10 +247,10 @@ class Context:
             raise EngineError(f"there is no sequence {seq}: with n_seq_max={self.n_seq_max} they start at 0.")
 
     def rows(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """Forget everything, run the model over ``tokens``, and yield each one's scores for the token after it.
+        """Clear the cache, run the model over ``tokens``, and yield for each its logits for the token after it.
 
-        Memory is that of ``n_batch`` rows, whatever the number of tokens. A row, shape (n_vocab,), is llama.cpp's own
-        memory and holds only until the next one is asked for.
+        However many tokens there are, memory is that of ``n_batch`` rows. A row, shape (n_vocab,), is llama.cpp's own
+        memory, and valid only until the next row is asked for.
 
         Raises:
             EngineError: see ``decode``.
@@ -258,7 +264,7 @@ class Context:
                 yield np.ctypeslib.as_array(ll.llama_get_logits_ith(self._ptr, i), shape=(self._model.n_vocab,))
 
     def logits(self) -> NDArray[np.float32]:
-        """Scores for the next token, shape (n_vocab,), a copy.
+        """Logits for the next token, shape (n_vocab,), as a copy.
 
         Raises:
             EngineError: nothing has been decoded.
@@ -271,8 +277,8 @@ class Context:
         """Decode up to ``n`` tokens, always the likeliest next one, until the model ends its turn.
 
         Yields:
-            Each token's id, its text (nothing as long as a character of several tokens is incomplete), and how many
-            milliseconds its decoding took.
+            Each token's id, its text (empty while a character of several tokens is incomplete), and the milliseconds
+            that decoding it took.
         """
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         for _ in range(n):
@@ -286,7 +292,7 @@ class Context:
 
 
 class _BatchOf:
-    """A batch whose tokens all belong to one sequence; keeps alive the arrays that it points to."""
+    """A batch whose tokens all belong to one sequence; holds the arrays that the batch points to."""
 
     def __init__(self, batch: Any, seq: int, n: int) -> None:
         int32_p = ctypes.POINTER(ctypes.c_int32)

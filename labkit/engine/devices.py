@@ -1,4 +1,4 @@
-"""What this build of llama.cpp can compute on, and a device by its name."""
+"""The devices that this build of llama.cpp can compute on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EngineInfo:
 
 
 def info() -> EngineInfo:
-    """What is installed and what it can compute on. Imports llama_cpp (about half a second); never raises."""
+    """What is installed, and on which devices it can compute. Imports llama_cpp (about half a second); never raises."""
     problem = version_problem()
     if problem:
         return EngineInfo(installed_version(), False, (), (), problem)
@@ -73,11 +73,19 @@ def devices() -> tuple[Device, ...]:
 
 
 def device_array(names: Sequence[str], endpoint: str | None) -> Any:
-    """Named devices as the NULL-terminated array llama.cpp wants; None leaves the choice to llama.cpp."""
+    """Named devices as the NULL-terminated array llama.cpp wants; None leaves the choice to llama.cpp.
+
+    Args:
+        names: as ``devices`` lists them, or ``loopback``.
+        endpoint: where the loopback device listens.
+
+    Raises:
+        EngineError: there is no device of a name.
+    """
     if not names:
         return None
     lib = library("ggml")
-    # The CPU takes what is left; named as a device it would get a second set of buffers.
+    # The CPU computes the other layers anyway; named as a device it would get a second set of buffers.
     known = {device.name: i for i, device in enumerate(devices()) if device.kind != "CPU"}
     assert lib is not None  # devices() found some
     found = []
@@ -95,7 +103,7 @@ _remote: dict[str, int] = {}  # the loopback devices in use, by llama.cpp's name
 
 
 def _remote_device(endpoint: str) -> int:
-    """The first device of an RPC server (ggml-rpc.h), which must be there: ggml aborts where nothing listens."""
+    """The first device of a running RPC server (ggml-rpc.h); ggml aborts if none listens at the endpoint."""
     rpc, base = library("ggml-rpc"), library("ggml-base")
     if rpc is None or base is None:
         raise EngineError("this build of llama-cpp-python has no RPC backend, so it has no loopback device.")
@@ -108,12 +116,12 @@ def _remote_device(endpoint: str) -> int:
 
 
 def named_buffers(log: Sequence[str]) -> tuple[Buffer, ...]:
-    """What the log says was allocated, with the loopback device under its own name."""
+    """The buffers in the log, those of the loopback device under its own name."""
     return tuple(replace(b, device=LOOPBACK) if b.device in _remote else b for b in parse_buffers(log))
 
 
 def explained(why: str, advice: str) -> str:
-    """A reason from the log; when a device had no room, with its size and what to lower."""
+    """A reason from the log; where a device had no room, its size and which setting to lower instead."""
     refused = no_room(why)
     if refused is None:
         return why

@@ -15,7 +15,7 @@ _CPU_FEATURES = ("avx2", "avx512", "neon", "dotprod", "matmul_int8", "sve", "vxe
 
 
 class EngineError(RuntimeError):
-    """llama.cpp said no; the message is one sentence with its reason."""
+    """llama.cpp refused something; the message is one sentence with its reason."""
 
 
 def installed_version() -> str | None:

@@ -14,15 +14,15 @@ from labkit.settings import LOAD_MODES, Settings
 
 
 class Model:
-    """A loaded model. Use as a context manager: freeing is explicit, Python's ``del`` may come too late."""
+    """A loaded model. Use it as a context manager, so that its memory is freed at the end of the block."""
 
     def __init__(self, path: Path, settings: Settings, *, dry: bool = False, endpoint: str | None = None) -> None:
         """Load ``path``.
 
         Args:
             dry: plan without allocating or reading weights.
-            endpoint: where the device ``loopback`` listens, if it is among the settings' devices
-                (``labkit.experiments.device.Loopback``). llama.cpp aborts this process if nothing listens there.
+            endpoint: where the device ``loopback`` listens, if it is among the settings' devices. llama.cpp aborts
+                this process if nothing listens there.
 
         Raises:
             EngineError: llama.cpp refused the file, or a named device does not exist.
@@ -45,7 +45,7 @@ class Model:
         self.buffers = named_buffers(self.log)
         self._vocab = ll.llama_model_get_vocab(self._ptr)
         self.n_vocab = int(ll.llama_vocab_n_tokens(self._vocab))
-        # The token every text of this model begins with, if there is one.
+        # The token with which every text for this model begins, if there is one.
         self.bos = int(ll.llama_vocab_bos(self._vocab)) if ll.llama_vocab_get_add_bos(self._vocab) else None
         self.n_layer = int(ll.llama_model_n_layer(self._ptr))
 
@@ -56,7 +56,7 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """Free the model's memory; again is harmless."""
+        """Free the model's memory; calling it again is harmless."""
         if self._ptr:
             llama().llama_model_free(self._ptr)
             self._ptr = None
@@ -78,7 +78,7 @@ class Model:
         return list(ids[:n])
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token; may be half of a UTF-8 character."""
+        """The bytes of one token, possibly a part of a UTF-8 character."""
         buffer = ctypes.create_string_buffer(256)
         n = llama().llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
         return buffer.raw[: max(n, 0)]

@@ -30,12 +30,12 @@ def quantize(
     imatrix: Mapping[str, NDArray[np.float32]] | None = None,
     on_tensor: Callable[[str], None] | None = None,
 ) -> None:
-    """Write ``source`` in another mixture (llama_model_quantize). What llama.cpp aborts on must be refused before.
+    """Write ``source`` in another mixture (llama_model_quantize). The caller refuses what llama.cpp would abort on.
 
     Args:
-        ftype: number of the mixture, as in ``mixtures``.
-        imatrix: for each tensor's name, how much each column matters, shape (n_expert × ne0,).
-        on_tensor: called with a tensor's name when its turn comes.
+        ftype: number of the mixture, as in ``models.mixtures``.
+        imatrix: for each tensor's name, the importance of each column, shape (n_expert × ne0,).
+        on_tensor: called with each tensor's name before it is quantized.
 
     Raises:
         EngineError: llama.cpp failed; the target may be incomplete.
@@ -49,25 +49,25 @@ def quantize(
     if output_tensor_type is not None:
         params.output_tensor_type = TYPES[output_tensor_type].id
     weights = {name.encode(): np.ascontiguousarray(values, np.float32) for name, values in (imatrix or {}).items()}
-    entries = (ll.llama_model_imatrix_data * (len(weights) + 1))()  # the last one stays empty: it ends the list
+    entries = (ll.llama_model_imatrix_data * (len(weights) + 1))()  # the last one is empty and ends the list
     for entry, (name, values) in zip(entries, weights.items(), strict=False):
         data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         entry.name, entry.data, entry.size = name, data, values.size
     if weights:
         params.imatrix = entries
 
-    def hear(text: str) -> None:
+    def read_name(text: str) -> None:
         match = re.match(r"\[ *\d+/ *\d+\] (\S+)", text)
         if match and on_tensor:
             on_tensor(match[1])
 
     log.take()
-    log.hear = hear
+    log.on_text = read_name
     try:
         status = ll.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params))
     finally:
-        log.hear = None
-    why = log.why().rpartition("failed to quantize: ")[2]  # the line may begin with the tensor at hand
+        log.on_text = None
+    why = log.why().rpartition("failed to quantize: ")[2]  # the line may begin with the current tensor
     log.take()
     if status:
         raise EngineError(f"llama.cpp cannot quantize {source.name}: {why}.")

@@ -14,19 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.paths import ROOT
 from support.small import small, write
 
 from labkit import engine
-from labkit.engine import bindings
 from labkit.engine.log import parse_buffers
-from labkit.experiments.measure import measure
 from labkit.gguf import read_header
 from labkit.models.forge import forge
 from labkit.settings import CACHE_TYPES, Settings
 from labkit.units import MiB
 
 QUESTION = "The capital of France is"
+pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
@@ -64,50 +62,6 @@ def test_this_build_is_described() -> None:
     assert set(found.cpu_features) == engine.cpu_features()
 
 
-def test_the_pin_is_the_one_in_pyproject() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    assert f'"llama-cpp-python=={engine.PINNED}"' in text
-
-
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the oracle is /proc/cpuinfo")
-def test_cpu_features_are_ones_the_cpu_has() -> None:
-    flags = set(Path("/proc/cpuinfo").read_text().split())
-    names = {"avx2": "avx2", "avx512": "avx512f", "amx_int8": "amx_int8", "neon": "asimd", "dotprod": "asimddp"}
-    for ours, theirs in names.items():
-        if ours in (engine.cpu_features() or ()):
-            assert theirs in flags
-
-
-def test_another_version_says_so_and_what_to_do(monkeypatch: pytest.MonkeyPatch, forged: Path) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.3.2")
-    said = engine.version_problem()
-    assert said and "llama-cpp-python 0.3.2 is installed" in said
-    assert f"pip install llama-cpp-python=={engine.PINNED}" in said
-    found = engine.info()
-    assert (found.version, found.problem, found.devices) == ("0.3.2", said, ())
-    run = measure(forged)
-    assert (run.outcome, run.reason, run.measured) == ("refused", said, None)
-
-
-def test_a_missing_engine_says_so_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert engine.installed_version() is None
-    said = engine.version_problem()
-    assert said and said.startswith("llama-cpp-python is not installed: run `pip install llama-cpp-python==")
-    assert engine.info().problem == said
-
-
-def test_cpu_features_without_an_engine_are_unknown() -> None:
-    code = (
-        "import importlib.util; importlib.util.find_spec = lambda name: None\n"
-        "from labkit import engine; print(engine.cpu_features())"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "None\n"
-
-
 # Loading
 
 
@@ -120,19 +74,6 @@ def test_the_log_is_caught_also_after_a_collection(forged: Path) -> None:
             with engine.Context(model, Settings()) as context:
                 assert {buffer.kind for buffer in context.buffers} == {"kv", "compute", "output"}
                 assert not set(context.log) & set(model.log) - {""}
-
-
-def test_log_fragments_are_joined_into_lines() -> None:
-    log = bindings.LogCapture()
-    for fragment in ("load: CPU model ", "buffer size = 1.00 MiB", "\nnext\nhalf", " a line\n..."):
-        log.add(fragment)
-    assert log.take() == ("load: CPU model buffer size = 1.00 MiB", "next", "half a line")
-    assert log.why() == "it gave no reason"
-    log.add("\nllama_model_load: it has failed", error=True)
-    log.add(", as it must\n", error=True)
-    assert log.why() == "it has failed, as it must"
-    assert log.take() == ("...", "llama_model_load: it has failed, as it must")
-    assert log.why() == "it gave no reason"
 
 
 def test_bad_files_are_errors_with_a_reason(tmp_path: Path, forged: Path) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 import gguf as peer
 import numpy as np
 import pytest
+from support.small import small
 
 from labkit import gguf
 from labkit.engine import ggml
 from labkit.gguf.tensor_data import read_blocks
+from labkit.models.forge import forge
 
 ROWS = np.random.default_rng(3).normal(0, 0.02, (4, 512)).astype(np.float32)
 
@@ -39,11 +41,13 @@ def test_bad_sizes_are_refused() -> None:
         ggml.encode("IQ2_XXS", np.zeros(256))
 
 
-def test_blocks_of_a_file_are_those_of_the_reader(smollm2_path: Path) -> None:
-    header = gguf.read_header(smollm2_path)
-    reader = peer.GGUFReader(smollm2_path)
-    name = "blk.3.attn_q.weight"
-    whole = next(t for t in reader.tensors if t.name == name).data.reshape(-1, 20)
+def test_blocks_of_a_file_are_those_of_the_reader(tmp_path: Path) -> None:
+    shape = small(embedding_length=256, feed_forward_length=512, vocab_size=512)
+    header = gguf.read_header(forge(shape, "Q4_0", path=tmp_path / "small.gguf", fill=True).path)
+    name = "blk.1.attn_q.weight"
+    tensor = next(t for t in peer.GGUFReader(tmp_path / "small.gguf").tensors if t.name == name)
+    whole = tensor.data.reshape(-1, 18)
+    assert tensor.tensor_type.name == "Q4_0" and len(np.unique(whole)) > 200
     assert np.array_equal(read_blocks(header, name), whole)
     assert np.array_equal(read_blocks(header, name, first=7, n=2), whole[7:9])
     with pytest.raises(ValueError, match="blocks 0 to"):

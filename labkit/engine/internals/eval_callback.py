@@ -1,4 +1,4 @@
-"""Watch llama.cpp's computation graph while it is computed (``cb_eval``)."""
+"""Call Python functions while llama.cpp computes a graph (``cb_eval``)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ OnMatmul = Callable[[str, NDArray[np.float32], NDArray[np.int32], int], None]
 
 
 def eval_callback(on_layer: OnLayer | None, on_matmul: OnMatmul | None) -> Any:
+    """The C function to be set as ``cb_eval``, or None where nothing is to be called.
+
+    llama.cpp calls it twice for each tensor: before it is computed, to ask whether the callback wants it, and then
+    afterwards, to ask whether to go on.
+    """
     if on_layer is None and on_matmul is None:
         return None
     ll, base = llama(), library("ggml-base")
@@ -28,7 +33,7 @@ def eval_callback(on_layer: OnLayer | None, on_matmul: OnMatmul | None) -> Any:
         name = read.name(tensor)
         layer = on_layer is not None and name.startswith("l_out-")
         matmul = on_matmul is not None and read.multiplies_a_weight(tensor)
-        if ask:  # "do you want this tensor?" Afterwards: "go on?"
+        if ask:
             return layer or matmul
         if layer and on_layer is not None:
             on_layer(int(name[6:]))

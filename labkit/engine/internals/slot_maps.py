@@ -1,4 +1,4 @@
-"""Read the map of a cache's cells that llama.cpp writes to its debug log. Pure text work: no llama.cpp needed."""
+"""Read the map of a cache's cells from llama.cpp's debug log. Works on text: no llama.cpp needed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ KV_DEBUG = "LLAMA_KV_CACHE_DEBUG"  # read when a context is made; 3: log every c
 _SLOT = re.compile(r"find_slot: stream\[(\d+)\], n =\s*\d+, used =\s*(\d+), head =\s*(\d+), size =\s*(\d+)")
 
 EMPTY, SHARED = -1, -2
-"""How a cell that belongs to no sequence, or to several, is written where others carry their sequence's number."""
+"""Stand for the number of the sequence where a cell belongs to none, or to several."""
 
 _OWNERS = {".": EMPTY, "M": SHARED}
 
 
 @dataclass(frozen=True)
 class SlotMap:
-    """The cells of one stream of a KV cache, as llama.cpp logs them while it looks for room.
+    """The cells of one stream of a KV cache, as llama.cpp logs them while it searches for free cells.
 
     ``owners`` has for each cell the number of its sequence, ``EMPTY`` or ``SHARED``; ``positions`` the position of its
     token, or -1. ``head`` is the cell at which the next search for room starts.
@@ -52,6 +52,7 @@ def parse_slot_maps(lines: Iterable[str]) -> tuple[SlotMap, ...]:
 
 
 def _cells(rows: Iterator[str], size: int, *, per_row: int, width: int) -> list[str]:
+    """The texts of ``size`` cells, from rows of ``per_row`` cells that are ``width`` characters each."""
     cells: list[str] = []
     for row in rows:
         text = row.removesuffix(" *")
@@ -61,4 +62,6 @@ def _cells(rows: Iterator[str], size: int, *, per_row: int, width: int) -> list[
             cells += [text[i : i + width].strip() for i in range(0, len(text), width)]
         if len(cells) >= size:
             return cells
-    raise ValueError("llama.cpp's map of its cells cannot be read: a number is too long for its column, or rows lack.")
+    raise ValueError(
+        "llama.cpp's map of its cells cannot be read: a number is too long for its column, or rows are missing."
+    )

@@ -1,4 +1,4 @@
-"""Look into a tensor of llama.cpp's computation graph from Python.
+"""Read a tensor of llama.cpp's computation graph from Python.
 
 ggml exports no getters for a tensor's operation and sources, so they are read at their places in ``struct ggml_tensor``
 (ggml/include/ggml.h at 0c1e57098). ``Reader`` first tries this on tensors it makes itself and refuses if they differ.
@@ -38,7 +38,7 @@ class _InitParams(ctypes.Structure):
 
 
 class Reader:
-    """Reads tensors by their address, as the eval callback hands them over.
+    """Reads tensors by their address, which ``cb_eval`` is called with.
 
     Args:
         base: the loaded library ggml-base.
@@ -99,13 +99,13 @@ class Reader:
         return as_strided(span, shape=tuple(fields.ne)[::-1], strides=tuple(fields.nb)[::-1])
 
     def multiplies_a_weight(self, tensor: int) -> bool:
-        """Whether it is the product of a weight of a block, alone or one per expert, and something else."""
+        """Whether it is a product with a weight of a block, a single matrix or one per expert."""
         op = self.op(tensor)
         if op not in ("MUL_MAT", "MUL_MAT_ID"):
             return False
         weight = self.source(tensor, 0)
         name = self.name(weight)
-        # A plain product with a stack of matrices (one per head, in MLA) says nothing about columns of the whole.
+        # In a plain product with a stack of matrices (one per head, in MLA), rows do not belong to whole columns.
         is_matrix = op == "MUL_MAT_ID" or self.dims(weight)[2] == 1
         return is_matrix and name.startswith("blk.") and name.endswith(".weight")
 
