@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from labkit.experiments.run import Run
 from labkit.models.forge import forge
 from labkit.settings import LOAD_MODES
 from labkit.system import caps
+from labkit.system._os import cgroup
 from labkit.system.machine import machine
 from labkit.units import KiB, MiB, fmt_bytes
 
@@ -534,3 +536,61 @@ def test_a_run_on_a_named_device_is_predicted_for_the_host_alone(tiny: Path, mon
     assert gone.predicted.kv_bytes == 0 < whole.kv_bytes
     assert gone.predicted.anon_floor_bytes < whole.anon_floor_bytes and gone.predicted.mapped_bytes < whole.mapped_bytes
     assert measure(tiny, devices=("CUDA0",), n_gpu_layers=0, repack=False).predicted.kv_bytes == whole.kv_bytes
+
+
+# CPU quota
+
+
+def limited_group(parent: cgroup.Group) -> Path | None:
+    """A new control group whose processes may use the time of one core; None where it cannot be made."""
+    folder = parent.path / f"labkit-quota-{os.getpid()}"
+    name, quota = ("cpu.max", "100000 100000") if parent.version == 2 else ("cpu.cfs_quota_us", "100000")
+    with contextlib.suppress(OSError):
+        folder.mkdir()
+        try:
+            with open(folder / name, "r+") as file:  # an absent file means that this hierarchy has no such control
+                file.write(quota)
+            return folder
+        except OSError:
+            folder.rmdir()
+    return None
+
+
+@pytest.fixture
+def one_core() -> Iterator[Path]:
+    """A control group of version 1 or 2 whose processes may use the time of one core."""
+    folder = next(filter(None, map(limited_group, cgroup.groups("cpu"))), None)
+    if folder is None:
+        pytest.skip("no CPU quota can be set here: it takes a control group in which this user may make another")
+    yield folder
+    folder.rmdir()
+
+
+THREADS = """
+import sys, psutil
+from labkit.experiments.measure import measure
+def progress(fraction, text):
+    if text == "hold":
+        print(psutil.Process().children()[0].num_threads())
+settings = {"n_threads": int(sys.argv[2])} if len(sys.argv) > 2 else {}
+run = measure(sys.argv[1], tokens=2, hold_s=0.1, progress=progress, **settings)
+print(run.outcome, run.settings.n_threads)
+"""
+
+
+def threads(tiny: Path, *n_threads: int, group: Path | None = None) -> tuple[int, str]:
+    """How many threads the child has after decoding, and how the run ended; in a process of its own, in a group."""
+    command = [sys.executable, "-c", THREADS, str(tiny), *map(str, n_threads)]
+    if group is not None:
+        command = ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(group), *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    count, _, ended = done.stdout.partition("\n")
+    assert count, done.stderr
+    return int(count), ended.strip()
+
+
+@LINUX
+def test_under_a_quota_of_one_core_one_thread_computes(tiny: Path, one_core: Path) -> None:
+    one, two = (threads(tiny, n) for n in (1, 2))
+    assert (one[1], two) == ("ok 1", (one[0] + 1, "ok 2"))
+    assert threads(tiny, group=one_core) == (one[0], "ok None")
