@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="labkit",
         description="Predict, then measure on this machine, how llama.cpp runs a model.",

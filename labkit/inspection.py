@@ -114,6 +114,7 @@ def inspect(name: str, *, settings: Settings | None = None, quant: str | None = 
 
 
 def _context_lines(context: Context) -> list[str]:
+    """Cache and buffers as lines of text."""
     settings, cache = context.settings, context.cache
     shared = f", {settings.n_seq_max} sequences" if settings.n_seq_max > 1 else ""
     known = "" if cache.exact else f" (about: {cache.reason})"
@@ -126,6 +127,7 @@ def _context_lines(context: Context) -> list[str]:
 
 
 def _quant_lines(plan: quant_plan.QuantPlan) -> list[str]:
+    """A quantization plan as lines of text."""
     lines = [f"as {plan.quant}: file {fmt_bytes(plan.file_bytes)}, {plan.bpw:.2f} bits per weight"]
     lines += _by_type(plan.types)
     if plan.fallbacks:
@@ -135,6 +137,7 @@ def _quant_lines(plan: quant_plan.QuantPlan) -> list[str]:
 
 
 def _by_type(types: Any) -> list[str]:
+    """A line of text for each tensor type, the one with most bytes first."""
     ordered = sorted(types.items(), key=lambda item: -item[1][1])
     return [f"  {name:8} {n:4} tensors {fmt_bytes(size):>10}" for name, (n, size) in ordered]
 

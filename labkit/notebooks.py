@@ -190,6 +190,7 @@ def _is_code(cell: Any) -> bool:
 
 
 def _first_line(text: str) -> str:
+    """The first line of a text, without blank lines before it."""
     return text.strip().splitlines()[0] if text.strip() else ""
 
 

@@ -109,11 +109,13 @@ class Settings:
 
 
 def _choice(name: str, value: str, known: Mapping[str, int]) -> None:
+    """Raise SettingsError unless the value is a known one."""
     if not isinstance(value, str) or value not in known:
         raise SettingsError(f"{name} is {value!r}: choose one of {', '.join(known)}.")
 
 
 def _between(name: str, value: int, low: int, high: int) -> None:
+    """Raise SettingsError unless the value is a whole number between the bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise SettingsError(f"{name} is {value!r}: write a whole number.")
     if not low <= value <= high:

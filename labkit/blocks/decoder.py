@@ -102,6 +102,7 @@ def as_bytes(type_name: str, data: Data) -> NDArray[np.uint8]:
 
 
 def _decode_into(weights: NDArray[np.float32], blocks: NDArray[Any], layout: Layout) -> None:
+    """Write the weights of some blocks to ``weights``, shape (n_blocks, block_elems)."""
     unpacked = _unpack(blocks, layout)
     sub_blocks = weights.reshape(*unpacked.scales.shape, -1)
     sub_blocks[...] = unpacked.integers.reshape(sub_blocks.shape)
@@ -111,6 +112,7 @@ def _decode_into(weights: NDArray[np.float32], blocks: NDArray[Any], layout: Lay
 
 
 def _unpack(blocks: NDArray[Any], layout: Layout) -> Unpacked:
+    """The integers, scales and offsets of some blocks."""
     scales = scale_factors(blocks, layout)
     if layout.scales is not None:
         scales = scales * integers(blocks, layout.scales)
@@ -131,6 +133,7 @@ def scale_factors(blocks: NDArray[Any], layout: Layout) -> NDArray[np.float32]:
 
 
 def _column(halves: NDArray[Any]) -> NDArray[np.float32]:
+    """f16 values as float32, shape (n_blocks, 1)."""
     return halves.astype(np.float32)[:, None]
 
 
@@ -189,6 +192,7 @@ def _runs(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _from_halves(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """f16 values, given as their bits, as float32."""
     weights = np.empty(len(halves), np.float32)
     for start in range(0, len(halves), _CHUNK):
         # There are only 65536 halves, and looking one up takes half the time of converting it. No index can be out of
@@ -199,11 +203,13 @@ def _from_halves(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 @cache
 def _all_halves() -> NDArray[np.float32]:
+    """All 65,536 f16 values as float32, in the order of their bits."""
     with np.errstate(invalid="ignore"):
         return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 def _from_bfloats(bfloats: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """bf16 values, given as their bits, as float32."""
     words = np.empty(len(bfloats), np.uint32)
     for start in range(0, len(words), _CHUNK):
         chunk = words[start : start + _CHUNK]

@@ -90,6 +90,7 @@ def _inverse(d: Floats) -> Floats:
 
 
 def _half(values: Floats) -> NDArray[np.float16]:
+    """Values as f16; ValueError where one is too large."""
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16)
     if np.isinf(halves).any():

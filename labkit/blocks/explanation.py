@@ -161,12 +161,14 @@ def bit_budget(type_name: str) -> dict[str, float]:
 
 
 def _half(data: NDArray[np.uint8], layout: Layout, part: str, meaning: str) -> Field:
+    """The field of an f16 that the block stores in ``part``."""
     at = layout.parts[part][0]
     half = data[at : at + 2]
     return Field(part, part, at, at + 2, 0, 16, int(half.view("<u2")[0]), float(half.view("<f2")[0]), meaning)
 
 
 def _scale_fields(data: NDArray[np.uint8], layout: Layout) -> list[Field]:
+    """The fields of the scale d, of which some types have several."""
     if layout.d_kind == "f16":
         return [_half(data, layout, layout.d, "f16, multiplies every scale" if layout.scales else "f16, the step")]
     at, size = layout.parts[layout.d]
@@ -223,6 +225,7 @@ def _number(value: float) -> str:
 
 
 def _operand(value: float) -> str:
+    """A number in a formula, in parentheses if it is negative."""
     text = _number(value)
     return f"({text})" if text.startswith("−") else text
 
@@ -253,5 +256,6 @@ def _float(type_name: str, data: NDArray[np.uint8]) -> tuple[tuple[Field, ...], 
 
 
 def _bits(name: str, first: int, count: int, raw: int, value: float, meaning: str) -> Field:
+    """The field of ``count`` bits of a plain float, from bit ``first`` on."""
     byte, bit = divmod(first, 8)
     return Field(name, "float", byte, (first + count + 7) // 8, bit, bit + count, raw, value, meaning)

@@ -45,6 +45,7 @@ def random_blocks(type_name: str, n_blocks: int, *, seed: int) -> Bytes:
 
 
 def _bytes(rng: np.random.Generator, n: int, width: int) -> Bytes:
+    """Random bytes, shape (n, width)."""
     return rng.integers(0, 256, (n, width), dtype=np.uint8)
 
 
@@ -55,10 +56,13 @@ def _scales(rng: np.random.Generator, n: int, size: float, *, signed: bool = Tru
 
 
 def _raw(values: NDArray[Any]) -> Bytes:
+    """The bytes of some values, row by row."""
     return np.ascontiguousarray(values).view(np.uint8)
 
 
 def _floats(kind: type[np.floating]) -> _Maker:
+    """A maker of normally distributed plain floats, none of them subnormal."""
+
     def make(rng: np.random.Generator, n: int) -> list[Bytes]:
         values = rng.normal(0, STD, (n, 1))
         # The smallest normal f16 is 0.00006.

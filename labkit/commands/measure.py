@@ -89,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(run: Run) -> None:
+    """Print a run as text: the outcome, then predicted and measured sizes."""
     if run.text:
         print()
     print(f"{run.model.name}: {run.outcome}" + (f", {run.reason}" if run.reason else ""))

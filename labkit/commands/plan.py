@@ -95,12 +95,14 @@ def _verify(model: str, found: Plan, settings: Settings) -> Verified:
 
 
 def _to_dict(checked: Verified) -> dict[str, Any]:
+    """What was verified, for JSON."""
     runs = {"fits": checked.fits, "one_more": checked.one_more}
     outcomes = {name: run and {"outcome": run.outcome, "reason": run.reason} for name, run in runs.items()}
     return {"device": checked.device, "right": checked.right, **outcomes}
 
 
 def _lines(checked: Verified, n_gpu_layers: int) -> list[str]:
+    """What was verified, as lines of text."""
     runs = {n_gpu_layers: checked.fits, n_gpu_layers + 1: checked.one_more}
     return [
         f"{checked.device}, {n} layers: {run.outcome}{run.reason and f', {run.reason}'}"

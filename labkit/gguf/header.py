@@ -29,6 +29,7 @@ class GGUFArray(Sequence[Any]):
 
     @property
     def item_type(self) -> str:
+        """llama.cpp's name of the items' type, as in ``u8``."""
         return self._kind.name
 
     @cached_property
@@ -84,6 +85,7 @@ class Tensor:
 
     @property
     def n_elements(self) -> int:
+        """Number of its elements."""
         return prod(self.dims)
 
 
@@ -155,6 +157,7 @@ class Header:
         return {t.name: t for t in self.tensors}
 
     def _required(self, key: str, kind: type) -> Any:
+        """A metadata value; GGUFError where it is missing or of another type."""
         value = self.metadata.get(key)
         if not isinstance(value, kind) or isinstance(value, bool):
             found = "is missing" if value is None else f"is {short(value)}"

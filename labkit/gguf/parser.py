@@ -38,6 +38,7 @@ class Parser:
         self.n_strings = 0
 
     def fail(self, pos: int, fault: str) -> NoReturn:
+        """Raise GGUFError for a fault at a byte."""
         raise GGUFError(f"{self.label}: at byte {pos}, {fault}.")
 
     def need(self, n: int, what: str) -> None:
@@ -56,12 +57,14 @@ class Parser:
             self.fail(self.pos, f"{what} takes {n} bytes but the file shrank to {len(self.buffer)} while being read")
 
     def number(self, kind: struct.Struct, what: str) -> int:
+        """Read a number."""
         self.need(kind.size, what)
         (value,) = kind.unpack_from(self.buffer, self.pos)
         self.pos += kind.size
         return int(value)
 
     def string(self, what: str) -> bytes | bytearray:
+        """Read the bytes of a string."""
         length = self.number(U64, f"the length of {what}")
         self.need(length, what)
         raw = self.buffer[self.pos : self.pos + length]
@@ -69,6 +72,7 @@ class Parser:
         return raw
 
     def name(self, what: str, most: int) -> str:
+        """Read a string of at most ``most`` bytes that has to be UTF-8."""
         start = self.pos
         length = self.number(U64, f"the length of {what}")
         if length > most:
@@ -91,6 +95,7 @@ class Parser:
         return n
 
     def header(self, path: Path | None, part: int) -> Header:
+        """Read the whole header."""
         version = self.magic_and_version()
         n_tensors = self.count("tensors", 24, MAX_TENSORS)
         n_keys = self.count("metadata keys", 14, MAX_KEYS)
@@ -124,6 +129,7 @@ class Parser:
         )
 
     def magic_and_version(self) -> int:
+        """Read magic and version, and refuse those that llama.cpp does not read."""
         if not self.size:
             self.fail(0, "the file is empty")
         self.need(min(4, self.size), "the magic")
@@ -141,6 +147,7 @@ class Parser:
         return version
 
     def metadata(self, n: int) -> dict[str, Any]:
+        """Read ``n`` metadata keys with their values."""
         out: dict[str, Any] = {}
         for i in range(n):
             start = self.pos
@@ -160,6 +167,7 @@ class Parser:
         return out
 
     def value(self, start: int, kind: int, key: str) -> Any:
+        """Read the value of a metadata key; ``start`` is where its type stands."""
         what = f"the value of {short(key)}"
         scalar = _SCALARS.get(kind)
         if scalar:
@@ -213,6 +221,7 @@ class Parser:
         self.need(0, what)
 
     def check_string(self, start: int, end: int, what: str) -> None:
+        """Refuse a string that ends past the end of the file."""
         if end > self.size:
             fault = f"a string of {end - start - 8} bytes in {what} runs past the file's end"
             self.fail(start, f"{fault} at byte {self.size}; {_DAMAGED}")
@@ -259,6 +268,7 @@ class Parser:
         return rows, total
 
     def check_dims(self, start: int, dims: tuple[int, ...], label: str) -> None:
+        """Refuse dimensions that are negative or whose product does not fit in 63 bits."""
         elements = 1
         for n in dims:
             if n < 0:

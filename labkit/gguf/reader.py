@@ -34,6 +34,7 @@ def read_header(source: str | os.PathLike[str] | bytes, *, splits: bool = True) 
 
 
 def _read_file(path: Path, part: int) -> Header:
+    """The header of one file; GGUFError where the file is not a GGUF."""
     try:
         # A FIFO would block and a device never ends, so look before opening.
         mode = os.stat(path).st_mode
@@ -59,6 +60,7 @@ def _part_ending(index: int, count: int) -> str:
 
 
 def _split_number(header: Header, key: str) -> int | None:
+    """The value of a metadata key about splits; None where the file has none."""
     value = header.metadata.get(key)
     if value is None:
         return None
@@ -68,6 +70,7 @@ def _split_number(header: Header, key: str) -> int | None:
 
 
 def _read_parts(first: Header, path: Path, count: int) -> Header:
+    """The header of a split model, whose first file has been read."""
     index = _split_number(first, "split.no")
     if index is None:
         raise GGUFError(f"{path}: the metadata 'split.count' is {count} but 'split.no' is missing.")

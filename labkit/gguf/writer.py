@@ -75,11 +75,13 @@ def write_header(
 
 
 def _string(text: str) -> bytes:
+    """A string as GGUF stores it: its length in bytes, then the bytes."""
     raw = text.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 
 def _value(key: str, value: Any) -> bytes:
+    """A metadata value as GGUF stores it: its type, then the value."""
     explicit = value.type if isinstance(value, Typed) else None
     if isinstance(value, Typed):
         value = value.value
@@ -105,6 +107,7 @@ def _value(key: str, value: Any) -> bytes:
 
 
 def _infer(key: str, items: list[Any]) -> str:
+    """The value type of some items of one Python type; ValueError where there is none."""
     if items and all(isinstance(x, bool) for x in items):
         return "bool"
     if items and all(isinstance(x, str) for x in items):

@@ -136,6 +136,7 @@ def _holds(path: Path, head: bytes, file_bytes: int) -> bool:
 
 
 def _refuse_foreign(path: Path) -> None:
+    """Raise ForgeError where another file than a forged one has this name."""
     if not path.exists():
         return
     try:
@@ -166,6 +167,7 @@ def _write(
 
 
 def _write_rope_freqs(file: BinaryIO, header: gguf.Header, shape: shapes.Shape) -> None:
+    """Write the values of rope_freqs.weight where the shape has it: zeros would be divided by."""
     values = shapes.rope_freqs(shape)
     if values:
         file.seek(header.tensor("rope_freqs.weight").offset)

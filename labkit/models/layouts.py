@@ -37,6 +37,7 @@ def layout(shape: HasKeys) -> Iterator[tuple[str, Dims]]:
 
 
 def _outside(shape: HasKeys) -> Tensors:
+    """The tensors outside the blocks."""
     embd, vocab = shape.number("embedding_length"), shape.number("vocab_size")
     found: Tensors = {"token_embd.weight": (embd, vocab), "output_norm.weight": (embd,)}
     if not shape.tied:
@@ -47,6 +48,7 @@ def _outside(shape: HasKeys) -> Tensors:
 
 
 def _attention(shape: HasKeys, i: int) -> Tensors:
+    """The tensors of ordinary attention."""
     embd = shape.number("embedding_length")
     q = shape.head_dim * shape.number("attention.head_count", layer=i)
     kv = shape.head_dim * shape.number("attention.head_count_kv", layer=i)
@@ -60,6 +62,7 @@ def _attention(shape: HasKeys, i: int) -> Tensors:
 
 
 def _feed_forward(shape: HasKeys, i: int) -> Tensors:
+    """The tensors of an ordinary feed-forward."""
     embd, ff = shape.number("embedding_length"), shape.number("feed_forward_length", layer=i)
     return {
         "ffn_norm.weight": (embd,),

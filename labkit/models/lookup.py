@@ -62,6 +62,7 @@ def header(model: str | Path) -> Header:
 
 @cache
 def _shape_header(model: str) -> Header:
+    """The header of ``SHAPE:QUANT``, computed once."""
     from labkit.models.forge import header_bytes
     from labkit.models.shapes import ShapeError
 
@@ -92,6 +93,7 @@ def bundled() -> Path:
 
 
 def _forged(text: str, progress: Progress | None) -> Found:
+    """The file of ``SHAPE:QUANT``, written if it is not there."""
     from labkit.models.forge import ForgeError, forge
     from labkit.models.shapes import ShapeError
 
@@ -104,10 +106,12 @@ def _forged(text: str, progress: Progress | None) -> Found:
 
 
 def _names_file(model: str | Path) -> bool:
+    """Whether a model is named by its file."""
     return isinstance(model, Path) or model.endswith(".gguf") or Path(model).expanduser().exists()
 
 
 def _names_shape(model: str | Path) -> bool:
+    """Whether a model is named as ``SHAPE:QUANT``."""
     return ":" in str(model) and not _names_file(model)
 
 
@@ -120,4 +124,5 @@ def _parts(text: str) -> tuple[str, str, bool]:
 
 
 def _is_forged(path: Path) -> bool:
+    """Whether a file's metadata says that labkit made it."""
     return bool(read_header(path).metadata.get("labkit.forged", False))

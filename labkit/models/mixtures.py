@@ -69,10 +69,12 @@ def _more_bits(i: int, n: int, t: Traits) -> bool:
 
 
 def _first(part: int) -> When:
+    """A rule for the first ``1 / part`` of the layers."""
     return lambda i, n, t: i < n // part
 
 
 def _grouped(i: int, n: int, t: Traits) -> bool:
+    """Whether at least four query heads share a KV head."""
     return t.n_gqa >= 4
 
 
@@ -81,10 +83,12 @@ def _eight_experts(i: int, n: int, t: Traits) -> bool:
 
 
 def _falcon(when: When = _always) -> When:
+    """A rule for Falcon only."""
     return lambda i, n, t: t.arch == "falcon" and when(i, n, t)
 
 
 def _not_falcon(when: When = _always) -> When:
+    """A rule for all but Falcon."""
     return lambda i, n, t: t.arch != "falcon" and when(i, n, t)
 
 

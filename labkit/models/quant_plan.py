@@ -191,6 +191,7 @@ def _checked(forced: str, tensor: Tensor) -> str:
 
 
 def _padded(n: int) -> int:
+    """The next multiple of the alignment."""
     return n + -n % DEFAULT_ALIGNMENT
 
 
@@ -223,13 +224,16 @@ def _unpadded(header: Header, table_bytes: int) -> int:
 
 
 def _row_bytes(name: str, dims: tuple[int, ...]) -> int:
+    """Bytes of a tensor's row in the tensor table."""
     return 8 + len(name.encode()) + 4 + 8 * len(dims) + 4 + 8  # name, number of dims, dims, type, offset
 
 
 def _key_bytes(key: str, value_bytes: int) -> int:
+    """Bytes of a metadata key with a number of ``value_bytes`` bytes."""
     return 8 + len(key.encode()) + 4 + value_bytes
 
 
 def _without_ones(dims: tuple[int, ...]) -> tuple[int, ...]:
+    """Dimensions without the ones at their end; llama.cpp does not write those."""
     n = next((i for i in range(len(dims), 1, -1) if dims[i - 1] != 1), 1)
     return dims[:n]

@@ -115,11 +115,13 @@ class TensorSpec:
 
 @cache
 def _catalogue() -> dict[str, Shape]:
+    """All shapes of the data file, by name."""
     raw = json.loads(data_path("shapes.json").read_text(encoding="utf-8"))
     return {name: _shape(name, fields) for name, fields in raw["shapes"].items()}
 
 
 def _shape(name: str, fields: dict[str, Any]) -> Shape:
+    """A shape from its entry in the data file."""
     factors = fields.pop("rope_factors", None)
     keys = MappingProxyType(fields.pop("keys"))
     return Shape(name=name, keys=keys, rope_factors=MappingProxyType(factors) if factors else None, **fields)
@@ -193,6 +195,7 @@ def metadata(shape: Shape | str, quant: str) -> dict[str, Any]:
 
 
 def _for_layers(value: Value, n_layer: int) -> Value:
+    """A hyperparameter for ``n_layer`` layers; a list is cut to that length."""
     return value if isinstance(value, (int, float, str)) else value[:n_layer]
 
 

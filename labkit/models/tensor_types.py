@@ -79,6 +79,7 @@ def traits(metadata: Mapping[str, Any], names: Iterable[str]) -> Traits:
 
 
 def _first_layer(value: Any) -> int | None:
+    """A hyperparameter's value for the first layer."""
     return value if value is None or isinstance(value, int) else int(value[0])
 
 
@@ -146,6 +147,7 @@ def is_quantized(name: str, dims: Sequence[int]) -> bool:
 
 
 def _role(name: str) -> str:
+    """The category of a tensor for the rules of a mixture."""
     if name == "output.weight":
         return "output"
     if name in ("token_embd.weight", "per_layer_token_embd.weight"):
@@ -154,6 +156,7 @@ def _role(name: str) -> str:
 
 
 def _wanted(mixture: Mixture, role: str, dims: Sequence[int], i: int, n: int, model: Traits) -> str:
+    """The type that a mixture asks for: of the i-th of n tensors of this role."""
     base = mixture.base
     if base == "F16":
         return base

@@ -235,6 +235,7 @@ def _advice(
     chosen_for: Callable[[Settings], Choice],
     pinned_for: Callable[[Settings], int],
 ) -> tuple[Advice, ...]:
+    """Changes of the settings that save memory, the largest saving first."""
     half, quarter = max(base.n_seq_max, base.n_ctx // 2), max(1, base.n_ubatch // 4)
     changes = [
         ("repack=False", replace(base, repack=False), "prompts on the CPU may get faster or slower: measure it"),

@@ -72,6 +72,7 @@ class Hardware:
 
 @cache
 def _catalogue() -> dict[str, Hardware]:
+    """All devices of the data file, by name."""
     raw = json.loads(data_path("devices.json").read_text(encoding="utf-8"))
     lanes = raw["link_bytes_per_s_per_lane"]
     found = {}

@@ -178,6 +178,7 @@ def _side(
     compute: int,
     in_ram: tuple[int, int, int],
 ) -> Side:
+    """One side, from the tensors and caches on it; ``in_ram`` are the sizes of ``_in_ram``."""
     used, experts = number(header, "expert_used_count"), number(header, "expert_count")
     read = sum(
         one.tensor.nbytes * used // experts if experts and "_exps." in one.tensor.name else one.tensor.nbytes

@@ -127,5 +127,6 @@ def stays(name: str, kept: Sequence[re.Pattern[str]]) -> bool:
 
 
 def _f32(value: float) -> float:
+    """The nearest number in single precision."""
     rounded: float = struct.unpack("f", struct.pack("f", value))[0]
     return rounded

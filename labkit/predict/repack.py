@@ -28,6 +28,7 @@ def repacked(header: Header, *, cpu_features: Iterable[str]) -> tuple[Tensor, ..
 
 
 def _is_matmul(tensor: Tensor) -> bool:
+    """Whether a tensor is a matrix that activations are multiplied with."""
     if any(part in tensor.name for part in _LOOKED_UP):
         return False
     return len(tensor.dims) == 2 or (len(tensor.dims) == 3 and "_exps." in tensor.name)
