@@ -1,4 +1,4 @@
-"""How fast this computer reads: memory with every core at once, and a file cold and warm. Each takes a few seconds."""
+"""How fast this computer reads memory, and a file cold and warm. Each measurement takes a few seconds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.progress import bar
+from labkit.progress import Progress, bar
 from labkit.system._os import reader
 from labkit.system.machine import usable_cores
 from labkit.system.probe import evict, process
 from labkit.units import GiB, MiB, fmt_bytes
 
-Progress = Callable[[float, str], None]
-
-_CACHES = 8  # read this many times the last-level cache, so that almost nothing is found in it
-_PER_CORE_BYTES, _PLENTY_BYTES = 256 * MiB, 2 * GiB  # its neighbours' caches may help a core in a virtual machine
-_SHARE = 4  # and never take more than this fraction of the available memory
+_CACHES = 8  # read so many times the size of the last-level cache, so that almost nothing is found in it
+_PER_CORE_BYTES, _PLENTY_BYTES = 256 * MiB, 2 * GiB  # a virtual machine may also use caches that it does not report
+_SHARE = 4  # take at most one part in so many of the available memory
 _BLOCK_BYTES = 4 * MiB
-_COLD = 0.9  # this much must have come from the disk before a read is called cold
+_COLD = 0.9  # a read is cold if at least this share came from the disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class Disk:
     """Sequential read bandwidth of one file, through read() in 4 MiB blocks.
 
     Attributes:
-        cold_bytes_per_s: from the disk; None when the data did not come from one, see `reason`.
+        cold_bytes_per_s: from the disk; None when the data did not come from one, see ``reason``.
         warm_bytes_per_s: the same bytes again, from the page cache.
         bytes_read: how much of the file was read.
         reason: why the cold figure is None.
@@ -70,7 +68,7 @@ class Disk:
 def ram_bandwidth(*, seconds: float = 1.0, n_threads: int | None = None, progress: Progress | None = None) -> Bandwidth:
     """Measure how fast memory can be read, by numpy sums over arrays several times the last-level cache.
 
-    The sums are of 64-bit integers. Float sums wait for their own additions: on the EPYC core this was written on they
+    The sums are of 64-bit integers. With floats, each addition waits for the one before: on an AMD EPYC core such sums
     reach 18 GiB/s where integer sums reach 30, so they would measure the core and not the memory.
 
     Args:
@@ -79,7 +77,7 @@ def ram_bandwidth(*, seconds: float = 1.0, n_threads: int | None = None, progres
         progress: called with (fraction done, what is happening); by default a bar appears in a notebook or terminal.
 
     Raises:
-        ValueError: `seconds` or `n_threads` is not positive.
+        ValueError: ``seconds`` or ``n_threads`` is not positive.
         MemoryError: not even 16 MiB a core are available.
     """
     import numpy as np
@@ -88,16 +86,16 @@ def ram_bandwidth(*, seconds: float = 1.0, n_threads: int | None = None, progres
         with bar("measuring memory") as progress:
             return ram_bandwidth(seconds=seconds, n_threads=n_threads, progress=progress)
     if seconds <= 0:
-        raise ValueError(f"seconds must be positive, not {seconds}.")
+        raise ValueError(f"seconds is {seconds}: write a time above 0.")
     if n_threads is not None and n_threads < 1:
-        raise ValueError(f"n_threads must be at least 1, not {n_threads}.")
+        raise ValueError(f"n_threads is {n_threads}: write at least 1.")
     host = reader().host()
     cores = n_threads or usable_cores()
     wanted = max(_CACHES * (host.l3_bytes or 0), min(cores * _PER_CORE_BYTES, _PLENTY_BYTES))
     room = wanted if host.available_bytes is None else host.available_bytes // _SHARE
     each = min(wanted, room) // cores // 8 * 8
     if each < 16 * MiB:
-        raise MemoryError(f"Only {fmt_bytes(room * _SHARE)} are available; free some memory to measure its bandwidth.")
+        raise MemoryError(f"only {fmt_bytes(room * _SHARE)} are available: free some memory to measure its bandwidth.")
     caution = None
     if each * cores < 2 * (host.l3_bytes or 0):
         caution = f"too little memory is available to read past the {fmt_bytes(host.l3_bytes or 0)} cache"
@@ -110,14 +108,14 @@ def ram_bandwidth(*, seconds: float = 1.0, n_threads: int | None = None, progres
     arrays = [np.ones(each // 8, dtype=np.int64) for _ in range(cores)]
 
     def read(use: int, for_s: float, already_s: float, text: str) -> list[tuple[int, float]]:
-        """(bytes, seconds) of each of `use` threads that read for `for_s`."""
+        """(bytes, seconds) of each of ``use`` threads that read for ``for_s``."""
         results: list[tuple[int, float]] = [(0, 0.0)] * use
         start = time.perf_counter()
 
         def work(index: int) -> None:
             passes, begun = 0, time.perf_counter()
             while passes == 0 or time.perf_counter() - start < for_s:
-                arrays[index].sum()  # numpy lets go of the interpreter lock meanwhile
+                arrays[index].sum()  # numpy releases the interpreter lock meanwhile
                 passes += 1
             results[index] = (passes * each, time.perf_counter() - begun)
 
@@ -150,11 +148,12 @@ def ram_bandwidth(*, seconds: float = 1.0, n_threads: int | None = None, progres
 
 
 def _disk_bytes() -> int | None:
+    """Bytes read from a disk for this process so far; None where the system does not count them."""
     return process(os.getpid()).read_bytes
 
 
 def _read(path: Path, most: int, limit_s: float, report: Callable[[float], None]) -> tuple[int, float]:
-    """Read a file's beginning; (bytes, seconds). Ends early at `limit_s`."""
+    """Bytes read from the beginning of a file, and seconds; at most ``most`` bytes or ``limit_s``."""
     block, total = bytearray(_BLOCK_BYTES), 0
     with open(path, "rb", buffering=0) as file:
         start = time.perf_counter()
@@ -172,7 +171,7 @@ def disk_bandwidth(
 ) -> Disk:
     """Measure how fast a file is read from disk and then from memory. Only this file's cached pages are dropped.
 
-    In a virtual machine the host may still have the data in its memory; "cold" is cold for this system only.
+    In a virtual machine the host may still have the data in its memory: cold means cold for this system.
 
     Args:
         path: the file.
@@ -182,7 +181,7 @@ def disk_bandwidth(
 
     Raises:
         OSError: the file is missing or cannot be read.
-        ValueError: the file is empty, or `max_bytes` is not positive.
+        ValueError: the file is empty, or ``max_bytes`` is not positive.
     """
     if progress is None:
         with bar("measuring the disk") as progress:
@@ -190,7 +189,7 @@ def disk_bandwidth(
     path = Path(path)
     most = min(path.stat().st_size, max_bytes)
     if most <= 0:
-        raise ValueError(f"{path} has nothing to read; give a file with data, and max_bytes above 0.")
+        raise ValueError(f"{path} has nothing to read: give a file with data, and max_bytes above 0.")
 
     evict(path, length=most)
     before = _disk_bytes()
@@ -201,7 +200,7 @@ def disk_bandwidth(
 
     reason = None
     if before is None or after is None:
-        reason = "this system does not say how much came from the disk"
+        reason = "this system does not report how much came from the disk"
     elif after - before < _COLD * done:
         reason = f"only {fmt_bytes(after - before)} of {fmt_bytes(done)} came from the disk: "
         sparse = path.stat().st_blocks * 512 < _COLD * path.stat().st_size

@@ -15,16 +15,16 @@ class CapStats:
     """What the group counted so far; a field is None where it cannot be read.
 
     Attributes:
-        limit_bytes: the ceiling as the kernel rounded it.
+        limit_bytes: the cap as the kernel rounded it.
         current_bytes: charged to the group now, page cache included.
-        peak_bytes: the largest `current_bytes` so far.
+        peak_bytes: the largest ``current_bytes`` so far.
         anon_bytes: anonymous memory now.
         file_bytes: page cache now, mapped or not.
-        oom_kills: processes killed for exceeding the ceiling.
-        limit_hits: how often the ceiling was reached and pages had to be reclaimed.
-        refault_bytes: file pages that were dropped from memory and needed again.
-        alive: whether the group still exists; when not, the figures are the last ones seen.
-        reasons: why a figure is None, or where it comes from when not from the group itself.
+        oom_kills: processes killed for exceeding the cap.
+        limit_hits: how often the cap was reached and pages had to be reclaimed.
+        refault_bytes: file pages that were reclaimed and needed again.
+        alive: whether the group still exists; if not, the figures are the last ones read.
+        reasons: why a figure is None, or its source where that is not the group itself.
     """
 
     limit_bytes: int
@@ -39,22 +39,23 @@ class CapStats:
     reasons: Mapping[str, str]
 
     def explained(self, why: str) -> CapStats:
-        """The same figures, with `why` as the reason for each one that is missing and has none yet."""
+        """The same figures, with ``why`` as the reason for each one that is missing and has none yet."""
         missing = [field.name for field in fields(self) if getattr(self, field.name) is None]
         return replace(self, reasons={**dict.fromkeys(missing, why), **self.reasons})
 
 
 def _refault_bytes(stat: Mapping[str, int]) -> int | None:
+    """Bytes of the file pages that were read again, from memory.stat."""
     pages = stat.get("workingset_refault_file", stat.get("workingset_refault"))  # one name before Linux 5.9
     return None if pages is None else pages * mmap.PAGESIZE
 
 
 def read_v1(group: Path, limit_bytes: int) -> CapStats:
-    """The figures of a version 1 group; `limit_bytes` stands in where the kernel's own cannot be read."""
+    """The figures of a version 1 group; ``limit_bytes`` stands in where the kernel's own cannot be read."""
     stat = read_table(group / "memory.stat")
     limit = read_int(group / "memory.limit_in_bytes") or limit_bytes
     peak = read_int(group / "memory.max_usage_in_bytes")
-    # The ceiling with swap equals the one without and is tried first, so most hits are counted there.
+    # The limit with swap equals the one without and is checked first, so most hits are counted there.
     hits, swap_hits = (read_int(group / f"memory.{name}failcnt") for name in ("", "memsw."))
     total = None if hits is None else hits + (swap_hits or 0)
     if total == 0 and peak is not None and peak >= limit:
@@ -74,7 +75,7 @@ def read_v1(group: Path, limit_bytes: int) -> CapStats:
 
 
 def read_v2(group: Path, limit_bytes: int) -> CapStats:
-    """The figures of a version 2 group; `limit_bytes` stands in where the kernel's own cannot be read."""
+    """The figures of a version 2 group; ``limit_bytes`` stands in where the kernel's own cannot be read."""
     stat, events = (read_table(group / f"memory.{name}") for name in ("stat", "events"))
     return CapStats(
         limit_bytes=read_int(group / "memory.max") or limit_bytes,

@@ -1,8 +1,9 @@
-"""A memory ceiling for one child process: a control group that the child joins before it starts its work.
+"""A memory cap for one child process: a control group that the child joins before it starts its work.
 
-Three ways, first that works: a scope of the user's systemd (version 2, no privilege), a group of our own in version 2,
-a group of our own in version 1. A ceiling covers everything the child touches first: its anonymous memory and the page
-cache of files it is first to read. Anonymous memory above the ceiling means death; file pages only give way.
+Of three ways, the first that works is taken: a scope of the user's systemd (version 2, no privilege), a group of our
+own in version 2, a group of our own in version 1. A cap counts whatever the child is the first to touch: its anonymous
+memory, and the pages of files that it is the first to read. Where anonymous memory exceeds the cap, the kernel kills
+the child; file pages are only reclaimed.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ _SERIAL = itertools.count()
 
 
 class CapError(RuntimeError):
-    """No ceiling can be set here, or it cannot be taken away; the message says why."""
+    """No cap can be set here, or it cannot be removed; the message says why."""
 
 
 @dataclass(frozen=True)
 class CapMethod:
-    """How a ceiling can be set here.
+    """How a cap can be set here.
 
     Attributes:
-        how: "systemd-scope", "cgroup-v2", "cgroup-v1", or None for not at all.
-        reason: what will be done, or why nothing works.
+        how: "systemd-scope", "cgroup-v2", "cgroup-v1", or None where none can.
+        reason: what is done, or why nothing works.
         base: the folder in which the groups appear.
         start: the command that starts a scope, up to its properties.
     """
@@ -57,7 +58,7 @@ class CapMethod:
 
 
 def available() -> CapMethod:
-    """How a memory ceiling can be set here, found by starting a trial process each way; asked once, then remembered.
+    """How a cap can be set here, found by starting a trial process each way; tried once, then remembered.
 
     LABKIT_NO_CAPS=1 in the environment switches caps off.
     """
@@ -70,6 +71,7 @@ def available() -> CapMethod:
 
 @lru_cache(maxsize=1)
 def _first_that_works() -> CapMethod:
+    """The first of the three ways under which a trial process runs, or the reasons why none does."""
     reasons = []
     for find in (_systemd_method, lambda: _folder_method(2), lambda: _folder_method(1)):
         method = _try(find())
@@ -80,12 +82,13 @@ def _first_that_works() -> CapMethod:
 
 
 def _systemd_method() -> CapMethod:
+    """A scope of the user's systemd, if that runs and uses version 2."""
     if not (shutil.which("systemd-run") and shutil.which("systemctl")):
         return CapMethod(None, "systemd-run is not installed")
     top = [group for group in cgroup.groups("memory") if group.version == 2][-1:]
     if not top:
         return CapMethod(None, "systemd would need cgroup v2")
-    # A service or a bare ssh may not say where the user's systemd listens.
+    # In a service or a plain ssh session, the environment may not say where the user's systemd listens.
     runtime = Path(f"/run/user/{os.getuid()}")
     hidden = "XDG_RUNTIME_DIR" not in os.environ and (runtime / "systemd/private").exists()
     prefix = ("env", f"XDG_RUNTIME_DIR={runtime}") if hidden else ()
@@ -93,7 +96,7 @@ def _systemd_method() -> CapMethod:
     try:
         manager = subprocess.run(ask, check=False, capture_output=True, text=True, timeout=_TRIAL_S).stdout.strip()
     except subprocess.TimeoutExpired:
-        return CapMethod(None, "the user's systemd does not answer")
+        return CapMethod(None, "the user's systemd does not respond")
     if not manager:
         return CapMethod(None, "no systemd runs for this user")
     start = (*prefix, "systemd-run", "--user", "--scope", "--quiet", "--collect", "--slice=app.slice")
@@ -102,7 +105,7 @@ def _systemd_method() -> CapMethod:
 
 
 def _folder_method(version: int) -> CapMethod:
-    """A place for new groups: in our own group (version 1), or in the nearest ancestor that shares memory out."""
+    """Where new groups can be made: in our own group (version 1), or in its nearest ancestor that may limit memory."""
     groups = [group for group in cgroup.groups("memory") if group.version == version]
     if version == 2:
         groups = [g for g in groups if "memory" in (cgroup.read(g.path / "cgroup.subtree_control") or "").split()]
@@ -112,7 +115,7 @@ def _folder_method(version: int) -> CapMethod:
 
 
 def _try(method: CapMethod) -> CapMethod:
-    """The method if a child really runs under it, else why not."""
+    """The method if a child really runs under it, else the reason why not."""
     if method.how is None:
         return method
     try:
@@ -142,8 +145,8 @@ def _write(path: Path, text: str | int, *, optional: bool = False) -> None:
 
 
 def _remove(folder: Path, *, scope: bool, maker: int, wait_s: float = 5.0) -> None:
-    """Kill what is left in a group of ours and remove it; systemd itself removes a scope that has become empty."""
-    if os.getpid() != maker:  # a fork of the maker must not take the group away
+    """Kill what still runs in a group of ours and remove it; systemd itself removes a scope that is empty."""
+    if os.getpid() != maker:  # a fork of the process that made the group must not remove it
         return
     until = time.monotonic() + wait_s
     while folder.is_dir():
@@ -157,13 +160,15 @@ def _remove(folder: Path, *, scope: bool, maker: int, wait_s: float = 5.0) -> No
                 return
         if time.monotonic() > until:
             if scope and not members:
-                return  # empty, and systemd is slow to tidy up
-            raise CapError(f"The control group {folder} could not be emptied; end its processes and rmdir it.")
+                return  # it is empty, and systemd will remove it
+            raise CapError(
+                f"the control group {folder} could not be emptied: end its processes and remove it with rmdir."
+            )
         time.sleep(0.005)
 
 
 def sweep(base: Path) -> list[str]:
-    """Remove groups that labkit made in `base` and whose maker is dead; what others made is left alone.
+    """Remove groups that labkit made in ``base`` and whose process has ended; groups of others are left alone.
 
     Returns:
         The names removed.
@@ -179,7 +184,7 @@ def sweep(base: Path) -> list[str]:
 
 
 class Cap:
-    """A memory ceiling, as a context manager. Starting a child under it:
+    """A memory cap, as a context manager. Starting a child under it:
 
     >>> with Cap(600 << 20) as cap:                       # doctest: +SKIP
     ...     child = subprocess.Popen(cap.command([sys.executable, "work.py"]))
@@ -187,20 +192,20 @@ class Cap:
     ...     print(cap.stats().oom_kills)
 
     Args:
-        limit_bytes: the ceiling, at least 1 MiB. Swap is not allowed to stretch it.
-        name: letters and digits to recognise the group by.
+        limit_bytes: how much memory, at least 1 MiB. Swap does not extend it.
+        name: letters and digits by which to recognise the group.
 
     Raises:
-        CapError: no ceiling can be set here.
+        CapError: no cap can be set here.
         ValueError: the limit is too small.
     """
 
     def __init__(self, limit_bytes: int, name: str | None = None, *, _method: CapMethod | None = None) -> None:
         if limit_bytes < _MIN_BYTES:
-            raise ValueError(f"A memory cap of {limit_bytes} bytes is too small; give at least 1 MiB.")
+            raise ValueError(f"a memory cap of {limit_bytes} bytes is too small: give at least 1 MiB.")
         method = _method or available()
         if method.how is None or method.base is None:
-            raise CapError(f"{method.reason[0].upper()}{method.reason[1:]}.")
+            raise CapError(f"{method.reason}.")
         self.how: str = method.how
         self.limit_bytes = limit_bytes
         label = "-" + re.sub(r"\W", "_", name, flags=re.ASCII) if name else ""
@@ -209,13 +214,13 @@ class Cap:
         self._last: CapStats | None = None
         sweep(method.base)
         if self._scope:
-            # A scope vanishes with its last process, and its counters with it; the slice above counts on.
+            # A scope is removed with its last process, and so are its counters; those of the slice above remain.
             self.path = method.base / f"{self.name}.scope"
             self._kills_before = self._slice_kills() or 0
         else:
             self.path = method.base / self.name
             self.path.mkdir()
-        # Also at interpreter exit, when nobody called close().
+        # Also at interpreter exit, where close() was not called.
         self._remove = weakref.finalize(self, _remove, self.path, scope=self._scope, maker=os.getpid())
         try:
             self._set_limit()
@@ -233,7 +238,7 @@ class Cap:
             _write(self.path / "memory.swap.max", 0, optional=True)
         elif self.how == "cgroup-v1":
             _write(self.path / "memory.limit_in_bytes", self.limit_bytes)
-            # Where swap is not accounted for, swappiness 0 keeps reclaim in this group from swapping.
+            # Where swap is not counted, swappiness 0 prevents that reclaim in this group swaps.
             _write(self.path / "memory.memsw.limit_in_bytes", self.limit_bytes, optional=True)
             _write(self.path / "memory.swappiness", 0, optional=True)
 
@@ -241,40 +246,40 @@ class Cap:
         return cgroup.read_table(self.path.parent / "memory.events").get("oom_kill")
 
     def command(self, argv: list[str]) -> list[str]:
-        """The command line that enters the cap and then becomes `argv`, under the same process id."""
+        """The command line that enters the cap and then becomes ``argv``, under the same process id."""
         if self._scope:
             limits = [f"--property=MemoryMax={self.limit_bytes}", "--property=MemorySwapMax=0"]
             return [*self._method.start, f"--unit={self.name}.scope", *limits, "--", *argv]
         return ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(self.path), *argv]
 
     def stats(self) -> CapStats:
-        """The group's figures now, or the last ones seen when the group is gone. Reads a few small files (0.1 ms).
+        """The group's figures now, or the last ones read if it has been removed. Reads a few small files (0.1 ms).
 
-        A scope is gone when its last process ends, so look while the child runs.
+        A scope is removed when its last process ends, so read them while the child runs.
         """
         if self.path.is_dir():
             stats = (read_v1 if self.how == "cgroup-v1" else read_v2)(self.path, self.limit_bytes)
-            if stats.current_bytes is not None:  # else it vanished while we read
+            if stats.current_bytes is not None:  # else it was removed meanwhile
                 self._last = stats
                 return stats
         self._last = self._after(self._last or CapStats(limit_bytes=self.limit_bytes, alive=False, reasons={}))
         return self._last
 
     def _after(self, last: CapStats) -> CapStats:
-        """The last figures of a group that is gone."""
+        """The last figures of a group that has been removed."""
         if self._scope and self._remove.alive and not last.oom_kills:
             kills = self._slice_kills()
             if kills is not None:
                 last = replace(last, oom_kills=kills - self._kills_before)
             if last.oom_kills:
-                why = "counted on the slice that holds the scope, which other programs share"
+                why = "counted in the slice that holds the scope, which other programs share"
                 last = replace(last, reasons={**last.reasons, "oom_kills": why})
         return replace(last, alive=False).explained(
-            "the group holds no process: not started yet, or ended before it was looked at"
+            "the group holds no process: none was started, or it ended before its figures were read"
         )
 
     def close(self) -> None:
-        """Kill what still runs under the cap and remove the group. May be called again.
+        """Kill what still runs under the cap and remove the group; calling it again is harmless.
 
         Raises:
             CapError: the group cannot be emptied.

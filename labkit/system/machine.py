@@ -18,11 +18,11 @@ PROFILES = ("tiny", "small", "full")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Host):
-    """This computer, as one process sees it: the fields of `Host`, and what follows from them.
+    """This computer, as one process sees it: the fields of ``Host``, and what follows from them.
 
     Attributes:
-        limit_bytes: the smallest of all ceilings on this process's memory.
-        limit_by: which ceiling that is: "MemTotal", "MEM_LIMIT", "RLIMIT_AS", or a control group such as
+        limit_bytes: the smallest of all limits on this process's memory.
+        limit_by: which limit that is: "MemTotal", "MEM_LIMIT", "RLIMIT_AS", or a control group such as
             "cgroup v2 /user.slice".
         lockable_bytes: how much of it mlock may pin.
     """
@@ -43,7 +43,7 @@ class Machine(Host):
         chosen = os.environ.get("LABKIT_PROFILE", "")
         if chosen:
             if chosen not in PROFILES:
-                raise ValueError(f"LABKIT_PROFILE is {chosen!r}; set it to {', '.join(PROFILES)}, or not at all.")
+                raise ValueError(f"LABKIT_PROFILE is {chosen!r}: set it to {', '.join(PROFILES)}, or not at all.")
             return chosen
         if self.limit_bytes is None or self.limit_bytes <= 2 * GiB:
             return "tiny"
@@ -55,7 +55,7 @@ class Machine(Host):
 
 
 def _mem_limit(text: str) -> Limit | None:
-    """MEM_LIMIT, which JupyterHub and Binder set to the bytes a container may use; 0 stands for none.
+    """The limit in MEM_LIMIT, which JupyterHub and Binder set to the bytes a container may use; 0 stands for none.
 
     Raises:
         ValueError: not a size.
@@ -64,19 +64,19 @@ def _mem_limit(text: str) -> Limit | None:
 
 
 def available_bytes(*, root: str = "/") -> int | None:
-    """What a new program could take now without swapping, within our control groups' limits; for watching a run."""
+    """What a new program could take now without swapping, within our control groups' limits; quick enough to poll."""
     return reader(root).available_bytes(root=root)
 
 
 def machine(*, root: str = "/", environ: Mapping[str, str] | None = None) -> Machine:
-    """Look at this computer. Takes about a millisecond.
+    """Read what this computer has. Takes about a millisecond.
 
     Args:
-        root: where `/proc` and `/sys` are; anything but "/" is read as a recorded Linux tree.
+        root: where ``/proc`` and ``/sys`` are; anything but "/" is read as a recorded Linux tree.
         environ: environment variables, by default this process's own.
 
     Returns:
-        The machine; `reasons` also says why a MEM_LIMIT that is not a size was left out.
+        The machine; ``reasons`` also says why a MEM_LIMIT that is not a size was left out.
     """
     host = reader(root).host(root=root)
     reasons, limits = dict(host.reasons), host.limits
@@ -88,7 +88,7 @@ def machine(*, root: str = "/", environ: Mapping[str, str] | None = None) -> Mac
     binding = min(limits, key=lambda limit: limit.limit_bytes, default=None)
     limit = binding.limit_bytes if binding else None
     if limit is None:
-        reasons["limit_bytes"] = reasons["limit_by"] = "no ceiling and no memory total could be read"
+        reasons["limit_bytes"] = reasons["limit_by"] = "no limit and no memory total could be read"
     available = host.available_bytes
     if available is not None and limit is not None:
         available = min(available, limit)

@@ -1,4 +1,4 @@
-"""A file mapped from Python, to watch demand paging one touch at a time."""
+"""A file mapped from Python, to observe demand paging page by page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.system import probe
 
 @dataclass(frozen=True)
 class Touch:
-    """What reading one byte of each page of a range cost this process."""
+    """Time, faults and disk reads of reading one byte of each page of a range."""
 
     nbytes: int
     pages: int
@@ -34,10 +34,10 @@ class Touch:
 
 
 class MappedFile:
-    """A read-only mapping of a file, as llama.cpp makes it but without asking for its pages. A context manager."""
+    """A read-only mapping of a file, like llama.cpp's but without prefetching its pages. A context manager."""
 
     def __init__(self, path: str | Path) -> None:
-        """Map the whole of ``path``; nothing of it is read.
+        """Map the whole of ``path``, without reading it.
 
         Raises:
             OSError: it cannot be opened.
@@ -55,7 +55,7 @@ class MappedFile:
         self.close()
 
     def close(self) -> None:
-        """Unmap it; again is harmless."""
+        """Unmap it; calling it again is harmless."""
         self._map.close()
 
     def touch(self, start: int, nbytes: int) -> Touch:
@@ -85,7 +85,7 @@ class MappedFile:
         return self.touch(tensor.offset, tensor.nbytes)
 
     def read_ahead(self, *, on: bool) -> bool:
-        """Let the kernel read more than was touched (its default), or not (MADV_RANDOM). False: no such call here."""
+        """Turn the kernel's readahead on (its default) or off (MADV_RANDOM). False where there is no such call."""
         name = "MADV_NORMAL" if on else "MADV_RANDOM"
         if not hasattr(mmap, name):
             return False
@@ -93,7 +93,7 @@ class MappedFile:
         return True
 
     def evict(self) -> bool:
-        """Forget the file's pages here and in the page cache: the next touch is cold. False: not possible here."""
+        """Drop the file's pages here and from the page cache: the next touch is cold. False where it cannot."""
         if not sys.platform.startswith("linux"):
             return False
         self._map.madvise(mmap.MADV_DONTNEED)  # safe: the mapping is read-only and the file keeps the data
@@ -105,7 +105,7 @@ class MappedFile:
         return probe.mapped_pages(os.getpid(), self.path)
 
     def settle(self, *, most_s: float = 1.0) -> None:
-        """Wait until the page cache holds no more of the file than a moment ago: readahead outlasts a touch."""
+        """Wait until the page cache no longer grows: readahead goes on after a touch has returned."""
         end = time.monotonic() + most_s
         before = -1
         while time.monotonic() < end and (now := self.cached().resident_bytes) is not None and now != before:
@@ -118,4 +118,5 @@ class MappedFile:
 
 
 def _difference(before: int | None, after: int | None) -> int | None:
+    """``after`` less ``before``, or None where one of them is not known."""
     return None if before is None or after is None else after - before

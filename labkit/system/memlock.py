@@ -1,4 +1,4 @@
-"""Give up, in this process only, the right to lock more than so much memory."""
+"""Limit how much memory this process may lock."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _may_raise() -> bool:
 
 
 def lower(limit_bytes: int) -> None:
-    """Set RLIMIT_MEMLOCK and give up CAP_IPC_LOCK, which would lift it. There is no way back for this process.
+    """Set RLIMIT_MEMLOCK and give up CAP_IPC_LOCK, which would lift it. This process cannot undo that.
 
     Raises:
         OSError: the kernel refuses.
         ValueError: the limit is above the hard one, and this user may not raise it.
     """
     if sys.platform == "win32":
-        raise OSError("Windows has no RLIMIT_MEMLOCK.")
+        raise OSError("Windows has no RLIMIT_MEMLOCK: leave memlock out.")
     import resource
 
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit_bytes, limit_bytes))
@@ -52,7 +52,7 @@ def lower(limit_bytes: int) -> None:
 
 
 def _drop(capability: int) -> None:
-    """Take one capability (below 32) out of this thread's sets: effective, permitted, inheritable."""
+    """Remove one capability (below 32) from this thread's sets: effective, permitted, inheritable."""
     libc = ctypes.CDLL(None, use_errno=True)
     head = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then the same for capabilities from 32

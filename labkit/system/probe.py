@@ -1,6 +1,6 @@
 """What a process or a file uses now: memory by kind, faults, and which pages of a file are in memory.
 
-Nothing here changes anything, except `evict`, which asks the kernel to forget one file's cached pages.
+Nothing here changes anything but ``evict``, which asks the kernel to drop one file's cached pages.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Residency:
         path: the file.
         file_bytes: its size.
         page_bytes: size of a page.
-        pages: one byte per page, 1 resident and 0 not, in file order; None where the system does not say.
-        reason: why `pages` is None.
+        pages: one byte per page, 1 resident and 0 not, in file order; None where the system does not report it.
+        reason: why ``pages`` is None.
     """
 
     path: Path
@@ -59,7 +59,7 @@ class Residency:
 
     @property
     def resident_bytes(self) -> int | None:
-        """Bytes of the file in memory; the last page counts for what the file has of it."""
+        """Bytes of the file in memory; of the last page only those that belong to the file."""
         if self.pages is None:
             return None
         overhang = self.n_pages * self.page_bytes - self.file_bytes
@@ -70,7 +70,7 @@ class Residency:
         """The pages as a boolean array, shape (n_pages,).
 
         Raises:
-            OSError: the system does not say; the message is `reason`.
+            OSError: the system does not report it; the message is ``reason``.
         """
         import numpy as np
 
@@ -79,10 +79,10 @@ class Residency:
         return np.frombuffer(self.pages, dtype=np.bool_)
 
     def fractions(self, n_bins: int) -> list[float]:
-        """How much of each of `n_bins` equal stretches of the file is resident, 0 to 1; fewer bins for a short file.
+        """The resident share of each of ``n_bins`` equal parts of the file, 0 to 1; fewer bins for a short file.
 
         Raises:
-            OSError: the system does not say; the message is `reason`.
+            OSError: the system does not report it; the message is ``reason``.
         """
         if self.pages is None:
             raise OSError(f"{self.path}: {self.reason}.")
@@ -93,11 +93,11 @@ class Residency:
 
 @dataclass(frozen=True, kw_only=True)
 class MappingUse:
-    """What one process holds of one file it has mapped, summed over the file's mappings. Zero when not mapped.
+    """What one process holds of a mapped file, summed over the file's mappings; 0 where it is not mapped.
 
     Attributes:
         n_mappings: how many separate mappings there are.
-        size_bytes: address space they cover.
+        size_bytes: their address space.
         resident_bytes: pages in memory and in this process's page tables.
         pss_bytes: the same with each shared page divided among its users.
         anon_bytes: pages the process has its own changed copy of.
@@ -116,7 +116,7 @@ class MappingUse:
 
 @dataclass(frozen=True)
 class Evicted:
-    """What `evict` achieved, in bytes of the file in the page cache; None where that cannot be seen (`reason`)."""
+    """Bytes of the file in the page cache before and after ``evict``; None where the system does not report them."""
 
     before_bytes: int | None
     after_bytes: int | None
@@ -124,11 +124,11 @@ class Evicted:
 
 
 def process(pid: int, *, root: str = "/", smaps: bool = False) -> ProcessUse:
-    """What a process uses now. Cheap enough to sample 50 times a second, without `smaps`.
+    """What a process uses now. Cheap enough to sample 50 times a second, without ``smaps``.
 
     Args:
         pid: the process.
-        root: where `/proc` is.
+        root: where ``/proc`` is.
         smaps: also read Pss, which takes milliseconds and holds the process's address-space lock meanwhile.
 
     Raises:
@@ -164,7 +164,7 @@ def _spans(pid: int, path: Path, root: str) -> Iterator[tuple[int, int, int, dic
 
 
 def mapping(pid: int, path: str | Path, *, root: str = "/") -> MappingUse:
-    """What a process holds of a mapped file, from `/proc/PID/smaps` (milliseconds: not for sampling).
+    """What a process holds of a mapped file, from ``/proc/PID/smaps`` (milliseconds: not for sampling).
 
     Raises:
         ProcessGone: the process has ended.
@@ -233,7 +233,7 @@ def page_cache(path: str | Path) -> Residency:
 def evict(path: str | Path, *, offset: int = 0, length: int = 0) -> Evicted:
     """Ask the kernel to drop one file's pages from the page cache. Needs no privilege and changes no data.
 
-    Pages that some process has mapped, and pages locked in memory, stay; compare `after_bytes` with `before_bytes`.
+    Pages that a process has mapped or locked are not dropped: compare ``after_bytes`` with ``before_bytes``.
 
     Args:
         path: the file.

@@ -12,6 +12,7 @@ from labkit.gguf import Tensor
 from labkit.system.mapping import MappedFile
 
 PAGE = mmap.PAGESIZE
+pytestmark = pytest.mark.live
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux drops and shows single pages")
 
 

@@ -1,4 +1,4 @@
-"""What a process and a file use: recorded trees, and this process and its own files against the kernel's own word."""
+"""What a process and a file use: from recorded trees, and of this process and its own files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,12 @@ if sys.platform != "win32":
 
 V2 = str(FIXTURES / "proc_v2")
 PAGE = mmap.PAGESIZE
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads this computer's own /proc")
+
+
+def live_on_linux(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that reads this computer's own /proc."""
+    here = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads this computer's own /proc")
+    return pytest.mark.live(here(test))
 
 
 def test_process_from_a_recorded_tree() -> None:
@@ -142,7 +148,7 @@ def test_residency_arithmetic() -> None:
 # This computer
 
 
-@LINUX
+@live_on_linux
 def test_live_process_agrees_with_the_kernel() -> None:
     use = probe.process(os.getpid(), smaps=True)
     assert use.reasons == {} or set(use.reasons) <= {"read_bytes", "pss_bytes"}
@@ -158,7 +164,7 @@ def test_live_process_agrees_with_the_kernel() -> None:
         probe.process(gone.pid)
 
 
-@LINUX
+@live_on_linux
 def test_live_anonymous_memory_is_counted() -> None:
     before = probe.process(os.getpid()).rss_anon_bytes  # mmap, since malloc may reuse resident pages
     with mmap.mmap(-1, 64 * MiB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
@@ -179,7 +185,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@LINUX
+@live_on_linux
 def test_evict_then_read_then_evict(file: Path) -> None:
     size = file.stat().st_size
     assert probe.page_cache(file).resident_bytes == 0
@@ -194,7 +200,7 @@ def test_evict_then_read_then_evict(file: Path) -> None:
     assert probe.evict(file) == probe.Evicted(512 * PAGE, 0)
 
 
-@LINUX
+@live_on_linux
 def test_page_cache_sees_exactly_the_pages_touched(file: Path) -> None:
     touched = [3, 100, 101, 999, 1000]
     with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
@@ -214,7 +220,7 @@ def test_page_cache_sees_exactly_the_pages_touched(file: Path) -> None:
     assert probe.mapping(os.getpid(), file).n_mappings == 0
 
 
-@LINUX
+@live_on_linux
 def test_mapped_pages_of_a_mapping_that_starts_inside_the_file(file: Path) -> None:
     with open(file, "rb") as stream:
         granule = mmap.ALLOCATIONGRANULARITY
@@ -225,7 +231,7 @@ def test_mapped_pages_of_a_mapping_that_starts_inside_the_file(file: Path) -> No
             assert np.flatnonzero(probe.mapped_pages(os.getpid(), file).resident).tolist() == [first, first + 5]
 
 
-@LINUX
+@live_on_linux
 def test_page_cache_with_and_without_cachestat(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residency, "_PIECE_BYTES", 64 * PAGE)
     with open(file, "rb") as stream:
@@ -238,7 +244,7 @@ def test_page_cache_with_and_without_cachestat(file: Path, monkeypatch: pytest.M
     assert np.flatnonzero(quick.resident).tolist() == [0, 63, 64, 700]
 
 
-@LINUX
+@live_on_linux
 def test_page_cache_of_a_40_gib_file_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "big"
     with open(path, "wb") as stream:
@@ -254,7 +260,7 @@ def test_page_cache_of_a_40_gib_file_in_little_memory(tmp_path: Path) -> None:
     assert grown * KiB < 64 * MiB
 
 
-@LINUX
+@live_on_linux
 def test_page_cache_is_not_guessed_for_another_users_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
@@ -265,7 +271,7 @@ def test_page_cache_is_not_guessed_for_another_users_file(file: Path, monkeypatc
     assert (evicted.before_bytes, evicted.after_bytes, evicted.reason) == (None, None, found.reason)
 
 
-@LINUX
+@live_on_linux
 def test_missing_files_and_processes(tmp_path: Path, file: Path) -> None:
     for ask in (probe.page_cache, probe.evict):
         with pytest.raises(FileNotFoundError):

@@ -1,8 +1,8 @@
-"""One reader per operating system, all giving the same records.
+"""One reader per operating system, all returning the same records.
 
-`linux` reads `/proc` and `/sys` with the standard library alone and takes a `root`, so that it can be pointed at a tree
-of recorded files. `darwin` and `windows` ask psutil and the system's own commands. A figure that a system cannot give
-is `None`, and `reasons` says why under the field's name.
+``linux`` reads ``/proc`` and ``/sys`` with the standard library alone and takes a ``root``, so that it can read a tree
+of recorded files. ``darwin`` and ``windows`` use psutil and the system's own commands. A figure that a system does not
+report is ``None``, and ``reasons`` says why under the field's name.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Protocol
 
 
 class ProcessGone(ProcessLookupError):
-    """The process has ended, or never was."""
+    """The process has ended, or never existed."""
 
     def __init__(self, pid: int) -> None:
-        super().__init__(f"There is no process {pid}; it has ended or never was.")
+        super().__init__(f"there is no process {pid}: it has ended or never existed.")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """One ceiling on the memory this process may use.
+    """One limit on the memory that this process may use.
 
     Attributes:
         by: what sets it, such as "MemTotal" or "cgroup v2 /user.slice".
-        limit_bytes: the ceiling.
+        limit_bytes: how much.
         used_bytes: what already counts against it and cannot be reclaimed, or None where that is not known.
     """
 
@@ -37,7 +37,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What the operating system says about this computer. Sizes in bytes; None means "not known", see `reasons`.
+    """What the operating system reports of this computer. Sizes in bytes; None means "not known", see ``reasons``.
 
     Attributes:
         system: "Linux", "WSL" (Linux inside Windows), "macOS" or "Windows".
@@ -46,13 +46,13 @@ class Host:
         swap_bytes: total swap.
         page_bytes: the unit in which memory is handed out.
         readahead_bytes: how far the kernel reads ahead in a file on the root file system's device.
-        memlock_bytes: RLIMIT_MEMLOCK, None when unlimited (then `memlock_unlimited`) or not known.
+        memlock_bytes: RLIMIT_MEMLOCK, None when unlimited (then ``memlock_unlimited``) or not known.
         ipc_lock: whether CAP_IPC_LOCK lifts RLIMIT_MEMLOCK for this process.
         cores: CPU cores this process may run on.
         cpu_quota: cores' worth of CPU time a container allows, None when there is no quota.
         l3_bytes: the last-level cache that core 0 sees.
         psi: pressure stall information for memory: {"some": {"avg10": %, …, "total_us": …}, "full": {…}}.
-        limits: every ceiling found, in no particular order.
+        limits: every limit found, in no particular order.
         reasons: for each field that is None, why.
     """
 
@@ -85,10 +85,10 @@ class ProcessUse:
         rss_shmem_bytes: resident shared memory.
         pss_bytes: resident memory with each shared page divided among its users; only when asked for.
         locked_bytes: memory that mlock pins.
-        peak_rss_bytes: the largest `rss_bytes` so far.
+        peak_rss_bytes: the largest ``rss_bytes`` so far.
         minor_faults: page faults served from memory.
         major_faults: page faults that waited for a disk.
-        faults: both together, which is all that some systems count.
+        faults: both together; some systems count only these.
         read_bytes: bytes fetched from a disk on its behalf, readahead included.
         reasons: for each field that is None, why.
     """
@@ -120,7 +120,7 @@ class Reader(Protocol):
 
 
 def reader(root: str = "/") -> Reader:
-    """The reader for this system; a `root` other than "/" is a recorded Linux tree and is read as Linux anywhere."""
+    """The reader for this system. A ``root`` other than "/" is a recorded Linux tree and read as such anywhere."""
     if root != "/" or sys.platform.startswith("linux"):
         from labkit.system._os import linux
 
@@ -133,4 +133,4 @@ def reader(root: str = "/") -> Reader:
         from labkit.system._os import windows
 
         return windows
-    raise OSError(f"labkit cannot read memory figures on {sys.platform}; it knows Linux, macOS and Windows.")
+    raise OSError(f"labkit cannot read memory figures on {sys.platform}: use Linux, macOS or Windows.")

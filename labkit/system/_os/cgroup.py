@@ -1,8 +1,8 @@
-"""Where this process sits among the kernel's control groups, and which memory ceilings apply there.
+"""The control groups to which this process belongs, and the limits on memory and CPU time that they set.
 
-A process is in one group of each hierarchy, and a limit on any ancestor binds as well. Version 2 has one hierarchy for
-everything; version 1 has one per controller; some systems mount both. Inside a container the mount shows only part of
-the tree, so paths are taken relative to the part that is mounted.
+A process is in one group of each hierarchy, and a limit on any ancestor applies as well. Version 2 has one hierarchy
+for everything; version 1 has one per controller; some systems mount both. Inside a container the mount shows only part
+of the tree, so paths are relative to the part that is mounted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from labkit.system._os import Limit
 
-# Version 1 has no word for "unlimited": it reports the largest page multiple in 63 bits.
+# Where there is no limit, version 1 reports the largest multiple of a page in 63 bits.
 _V1_UNLIMITED = 1 << 62
 
 
@@ -30,7 +30,7 @@ class Group:
 
 
 def read(path: Path) -> str | None:
-    """The stripped text of a kernel file, or None where it is absent or closed to us."""
+    """The stripped text of a kernel file, or None where it is absent or this user may not read it."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -38,6 +38,7 @@ def read(path: Path) -> str | None:
 
 
 def read_int(path: Path) -> int | None:
+    """The number in a kernel file, or None where there is none."""
     text = read(path)
     return int(text) if text is not None and text.lstrip("-").isdigit() else None
 
@@ -59,31 +60,31 @@ def _mounts(root: Path) -> list[tuple[int, set[str], str, str]]:
         version = 2 if after[0] == "cgroup2" else 1
         where = before[4].replace("\\040", " ")
         found.append((version, set(after[2].split(",")), before[3].replace("\\040", " "), where))
-    if not found:  # mountinfo hidden: the usual places
+    if not found:  # mountinfo cannot be read: try the usual places
         found = [(2, set(), "/", "/sys/fs/cgroup")]
         found += [(1, {name}, "/", f"/sys/fs/cgroup/{name}") for name in ("memory", "cpu")]
     return found
 
 
 def _chain(version: int, name: str, mount_root: str, point: Path) -> list[Group]:
-    """The group `name` and its ancestors, nearest first, as far as the mount shows them."""
+    """The group ``name`` and its ancestors, nearest first, as far as the mount shows them."""
     inside = PurePosixPath(name)
     if ".." in inside.parts:  # outside our namespace
         return [Group(version, "/", point)]
     try:
         relative = inside.relative_to(mount_root)
-    except ValueError:  # the mount shows another branch, as inside a container: its top is ours
+    except ValueError:  # the mount shows another branch, as in a container: the top of the mount is our group
         return [Group(version, name, point)]
     steps = [relative, *relative.parents]
     return [Group(version, str(PurePosixPath(mount_root) / step), point / step) for step in steps]
 
 
 def groups(controller: str = "memory", *, root: str = "/", pid: int | str = "self") -> tuple[Group, ...]:
-    """The groups whose limits bind a process, own group first in each hierarchy, version 2 before version 1.
+    """The groups whose limits apply to a process, own group first in each hierarchy, version 2 before version 1.
 
     Args:
         controller: "memory" or "cpu".
-        root: where `/proc` and `/sys` are.
+        root: where ``/proc`` and ``/sys`` are.
         pid: the process.
 
     Returns:
@@ -110,9 +111,9 @@ def groups(controller: str = "memory", *, root: str = "/", pid: int | str = "sel
 
 
 def memory_limits(root: str = "/") -> tuple[Limit, ...]:
-    """Every memory ceiling set on this process's groups, with the use that reclaim could not undo.
+    """Every memory limit set on this process's groups, and what they use that cannot be reclaimed.
 
-    Use is `memory.current` less `inactive_file`: cached file pages count against the limit but give way.
+    That is ``memory.current`` less ``inactive_file``: cached file pages count against the limit but can be reclaimed.
     """
     limits = []
     for group in groups("memory", root=root):

@@ -18,7 +18,7 @@ def _run(*command: str) -> str:
 
 
 def vm_stat(text: str) -> dict[str, int]:
-    """The rows of `vm_stat` that count pages, in bytes, and the page size as "page".
+    """The rows of ``vm_stat`` that count pages, in bytes, and the page size as "page".
 
     Raises:
         ValueError: the first line does not give the page size.
@@ -57,7 +57,7 @@ def _soft_limit(name: str) -> int | None:
 
 
 def host(*, root: str = "/", run: Run = _run) -> Host:
-    """What this Mac has; see `Host`. `run` executes a command and returns what it prints."""
+    """What this Mac has; see ``Host``. ``run`` executes a command and returns what it prints."""
 
     def number(key: str) -> int | None:
         text = run("sysctl", "-n", key).strip()

@@ -1,6 +1,6 @@
 """Linux: everything from /proc and /sys, with the standard library alone.
 
-Every function takes `root`, the folder that holds `proc` and `sys`, so that tests read recorded trees.
+Every function takes ``root``, the folder that holds ``proc`` and ``sys``, so that tests can use recorded trees.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STATUS = {
 
 
 def _fields(text: str) -> dict[str, str]:
-    """ "Name:  value" lines, as in /proc/meminfo and /proc/PID/status."""
+    """Values by name, from "Name:  value" lines as in /proc/meminfo and /proc/PID/status."""
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
@@ -44,7 +44,7 @@ def _rlimit(limits: str, name: str) -> int | None:
 
 
 def _cores(status: dict[str, str]) -> int:
-    """Length of a list such as "0-3,8"; falls back on what Python sees."""
+    """Number of cores in a list such as "0-3,8", or all cores where there is no such list."""
     total = 0
     for part in filter(None, status.get("Cpus_allowed_list", "").split(",")):
         first, _, last = part.partition("-")
@@ -59,6 +59,7 @@ def _cpu_name(cpuinfo: str) -> str | None:
 
 
 def _l3_bytes(base: Path) -> int | None:
+    """Size of the level 3 cache that core 0 uses."""
     for index in range(8):
         cache = base / f"sys/devices/system/cpu/cpu0/cache/index{index}"
         size = read(cache / "size")
@@ -68,7 +69,7 @@ def _l3_bytes(base: Path) -> int | None:
 
 
 def _psi(text: str) -> dict[str, dict[str, float]]:
-    """ "some avg10=0.00 … total=5" lines; the total is in microseconds."""
+    """The figures in "some avg10=0.00 … total=5" lines; the total is in microseconds."""
     table = {}
     for kind, *pairs in (line.split() for line in text.splitlines()):
         values = dict(pair.split("=") for pair in pairs)
@@ -77,7 +78,7 @@ def _psi(text: str) -> dict[str, dict[str, float]]:
 
 
 def readahead_bytes(device: int, *, root: str = "/") -> int | None:
-    """How far the kernel reads ahead on the device numbered `device` (an `st_dev`), or None where it does not say."""
+    """How far the kernel reads ahead on a device (an ``st_dev``), or None where it does not report it."""
     kib = read_int(Path(root, f"sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"))
     return None if kib is None else kib * 1024
 
@@ -93,13 +94,13 @@ def _root_device(base: Path) -> int | None:
 
 
 def _room(free: int | None, limits: Iterable[Limit]) -> int | None:
-    """What is free, within what each ceiling leaves; never below 0."""
+    """What is free, and no more than each limit leaves; never below 0."""
     left = [limit.limit_bytes - limit.used_bytes for limit in limits if limit.used_bytes is not None]
     return None if free is None else max(min([free, *left]), 0)
 
 
 def available_bytes(*, root: str = "/") -> int | None:
-    """What a new program could take now within our control groups' limits; cheap enough to watch (0.2 ms)."""
+    """What a new program could take now within our control groups' limits (0.2 ms)."""
     free = _kb(_fields(read(Path(root, "proc/meminfo")) or ""), "MemAvailable")
     return _room(free, cgroup.memory_limits(root))
 
@@ -110,7 +111,7 @@ def oom_kills(*, root: str = "/") -> int | None:
 
 
 def host(*, root: str = "/") -> Host:
-    """What this computer has and allows; see `Host`."""
+    """What this computer has and allows; see ``Host``."""
     base = Path(root)
     meminfo = _fields(read(base / "proc/meminfo") or "")
     status = _fields(read(base / "proc/self/status") or "")
@@ -173,7 +174,7 @@ def host(*, root: str = "/") -> Host:
 
 
 def start_time(pid: int | str, *, root: str = "/") -> int | None:
-    """When a process started, in clock ticks since boot, or None if it is gone. With its id it names it for good."""
+    """When a process started, in clock ticks since boot, or None if it has ended. Ids are used again, pairs are not."""
     stat = read(Path(root, f"proc/{pid}/stat"))
     return None if not stat else int(stat.rpartition(")")[2].split()[19])
 

@@ -1,7 +1,7 @@
-"""The one place that reads psutil, for the systems without /proc.
+"""The only module here that uses psutil, for the systems without /proc.
 
-psutil's records differ between systems and between its major versions, so each figure is asked for by attribute, and a
-missing one becomes None with a reason.
+psutil's records differ between systems and between its major versions, so each figure is read by its attribute's name,
+and a missing one becomes None with a reason.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from labkit.system._os import ProcessGone, ProcessUse
 
 
 def _int(record: object, name: str) -> int | None:
+    """A figure of a record, or None where the record lacks it."""
     value = getattr(record, name, None)
     return None if value is None else int(value)
 
 
 def process(pid: int, *, system: str) -> ProcessUse:
-    """What psutil knows of a process; `system` names it in the reasons.
+    """What psutil reports of a process; ``system`` is named in the reasons.
 
     Raises:
         ProcessGone: the process has ended.

@@ -1,7 +1,7 @@
 """Which pages of a file are in memory: mincore for the page cache, pagemap for one process.
 
-Both use ctypes and bytes alone and return one byte per page, 1 for resident and 0 for not. The page cache is asked in
-pieces, so that a 40 GiB file costs 10 MiB of answer and little address space.
+Both use ctypes and bytes alone and return one byte per page, 1 for resident and 0 for not. The page cache is queried in
+parts, so that the answer for a 40 GiB file takes 10 MiB and little address space.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class _Range(ctypes.Structure):
 
 
 def _cached_count(libc: ctypes.CDLL, fd: int, start: int, length: int) -> int | None:
-    """How many pages of a stretch of a file are cached, or None where the kernel cannot say at once.
+    """How many pages of a part of a file are cached, or None where the kernel has no cachestat.
 
-    mincore looks up each page, 20 to 60 ns apiece on the machine this was written on; cachestat walks what is there.
+    mincore looks up each page, which takes 20 to 60 ns; cachestat walks only the cached ones.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -37,6 +37,7 @@ def _cached_count(libc: ctypes.CDLL, fd: int, start: int, length: int) -> int | 
 
 
 def _libc() -> ctypes.CDLL:
+    """The C library, with the signatures of mmap, munmap and mincore."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_int64)
@@ -46,13 +47,13 @@ def _libc() -> ctypes.CDLL:
 
 
 def refusal(path: str) -> str | None:
-    """Why the system would not tell the truth about this file's pages, or None when it will.
+    """Why the system does not report this file's cached pages to this user, or None where it does.
 
-    Since Linux 5.2 mincore answers "all resident" to anyone who neither owns the file nor may write it (mm/mincore.c,
-    can_do_mincore), so the question is not asked then.
+    Since Linux 5.2 mincore reports every page as resident to a user who neither owns the file nor may write it
+    (can_do_mincore in mm/mincore.c), so it is not called then.
     """
     if sys.platform == "win32":
-        return "Windows does not say which pages of a file are cached"
+        return "Windows does not report which pages of a file are cached"
     if sys.platform.startswith("linux") and os.stat(path).st_uid != os.geteuid() and not os.access(path, os.W_OK):
         return "Linux reveals a file's cached pages only to its owner or to someone who may write it"
     return None
@@ -74,7 +75,7 @@ def cached_pages(fd: int, file_bytes: int) -> bytes:
             continue
         address = libc.mmap(None, length, _PROT_READ, _MAP_SHARED, fd, start)
         if address is None or address == ctypes.c_void_p(-1).value:
-            raise OSError(ctypes.get_errno(), "The file cannot be mapped to look at its pages")
+            raise OSError(ctypes.get_errno(), "the file cannot be mapped to see which pages are cached")
         try:
             buffer = ctypes.create_string_buffer(pages)
             if libc.mincore(address, length, buffer) != 0:
@@ -89,7 +90,7 @@ def process_pages(pagemap: str, spans: Iterable[tuple[int, int, int]], file_byte
     """Which pages of a file a process has in its page tables.
 
     Args:
-        pagemap: path of `/proc/PID/pagemap`; 8 bytes a page, bit 63 set when present (Documentation/admin-guide/mm).
+        pagemap: path of ``/proc/PID/pagemap``; 8 bytes a page, bit 63 set when present (Documentation/admin-guide/mm).
         spans: (address, bytes, offset in the file) of each mapping of the file.
         file_bytes: the file's size.
 

@@ -19,7 +19,7 @@ def oom_kills(*, root: str = "/") -> int | None:
 
 
 def host(*, root: str = "/") -> Host:
-    """What this computer has; see `Host`."""
+    """What this computer has; see ``Host``."""
     ram, available, swap = portable.memory()
     return Host(
         system="Windows",
