@@ -95,7 +95,7 @@ ROWS = [
     pressed("none", **KILLED),
 ]
 
-SPOKE = [
+AFTER_PAUSE = [
     pressed("mmap", after=[1400, 41, 42, 40], idle_s=5, faults=777),
     pressed("mmap+mlock", after=[44, 41, 42, 40], idle_s=5, faults=0),
 ]

@@ -114,12 +114,22 @@ def locked_edge() -> dict[str, Any]:
     return {"facecolor": "none", "edgecolor": INK, "linewidth": 2.2}
 
 
+def device_edge(*, linewidth: float = 1.2) -> dict[str, Any]:
+    """Patch settings of the dotted edge drawn around what lies on a device."""
+    return {"facecolor": "none", "edgecolor": INK, "linewidth": linewidth, "linestyle": (0, (1, 1.2))}
+
+
 def ink_on(colour: str) -> str:
     """Black or white, whichever reads better on a solid patch of this colour."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 125 else INK
 
 
-def swatch(kind: Kind, *, predicted: bool = False) -> Patch:
+def look(kind: Kind, *, predicted: bool) -> dict[str, Any]:
+    """Patch settings of a kind of memory: hatched if predicted, solid if measured."""
+    return hatched(kind.colour, kind.hatch) if predicted else solid(kind.colour)
+
+
+def swatch(kind: Kind, *, predicted: bool) -> Patch:
     """The legend's patch for a kind of memory."""
-    return Patch(**(hatched(kind.colour, kind.hatch) if predicted else solid(kind.colour)))
+    return Patch(**look(kind, predicted=predicted))

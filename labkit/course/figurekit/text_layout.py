@@ -1,11 +1,12 @@
-"""Words on a picture: cut to length, and placed so that none is clipped or runs into another."""
+"""Text in a picture: cut to length, and placed so that none is clipped or runs into another."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,6 +14,8 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from labkit.course.figurekit.style import INK
+
+T = TypeVar("T")
 
 BACKED: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 """The box behind a label that a line may pass under."""
@@ -35,29 +38,61 @@ def wrap(text: str, width: int, *, lines: int = 2) -> str:
     return shorten(text, width)
 
 
+def row_names(rows: Sequence[T], labels: Sequence[str] | None, name_of: Callable[[T], str]) -> list[str]:
+    """What the rows of a picture are called: the given labels, or without them what ``name_of`` says of each.
+
+    Raises:
+        ValueError: not one label per row.
+    """
+    names = [name_of(row) for row in rows] if labels is None else list(labels)
+    if len(names) != len(rows):
+        raise ValueError(f"{len(names)} labels for {len(rows)} rows: give one label per row")
+    return names
+
+
 def extent(text: Text) -> Bbox:
     """Where a text lies, in pixels, after the last layout."""
     return text.get_window_extent()
 
 
+def beside(ax: Axes, x: float, y: float, text: str, *, gap: float = 6, **look: Any) -> Text:
+    """Write beside a point, on its right; on its left if ``gap``, in points, is below 0."""
+    where: dict[str, Any] = {"textcoords": "offset points", "ha": "left" if gap >= 0 else "right", "va": "center"}
+    usual: dict[str, Any] = {"fontsize": 8.5, "bbox": BACKED, "zorder": 6, "annotation_clip": False}
+    return ax.annotate(text, (x, y), (gap, 0), **where, **(usual | look))
+
+
 def make_room(fig: Figure, texts: Mapping[Axes, Sequence[Text]], *, pad_px: float = 6) -> None:
-    """Widen the x axis of each axes until all its texts, anchored in data coordinates, end inside."""
+    """Widen the x axis of each axes until all its texts, anchored in data coordinates, end inside.
+
+    Texts on the left of their points widen the axis to the left, the others to the right.
+    """
     for text in itertools.chain(*texts.values()):
         text.set_in_layout(False)  # or the layout would make room by shrinking the axes
-    for _ in range(4):
+    for _ in range(6):
         fig.draw_without_rendering()
-        done = True
-        for ax, own in texts.items():
-            inside = ax.get_window_extent()
-            over = max((extent(text).x1 + pad_px - inside.x1 for text in own), default=0.0)
-            if over > 0:
-                done = False
-                low, high = ax.get_xlim()
-                # A text keeps its width in pixels, so the axis has to give the data a smaller share of them.
-                kept = max(inside.width - over, inside.width * 0.3)
-                ax.set_xlim(low, low + (high - low) * inside.width / kept)
-        if done:
+        if not any([_widen(ax, own, pad_px) for ax, own in texts.items()]):
             return
+
+
+def _widen(ax: Axes, texts: Sequence[Text], pad_px: float) -> bool:
+    """Whether some text ended outside; then the x axis has been widened for the texts as they lie now."""
+    inside = ax.get_window_extent()
+    before = max(
+        [0.0, *(inside.x0 - extent(text).x0 + pad_px for text in texts if text.get_horizontalalignment() == "right")]
+    )
+    after = max(
+        [0.0, *(extent(text).x1 + pad_px - inside.x1 for text in texts if text.get_horizontalalignment() != "right")]
+    )
+    if before <= 0 and after <= 0:
+        return False
+    log = ax.get_xscale() == "log"
+    low, high = (math.log(end) if log else end for end in ax.get_xlim())
+    # A text keeps its width in pixels, so the axis has to give the data a smaller share of them.
+    per_px = (high - low) / max(inside.width - before - after, inside.width * 0.3)
+    ends = low - before * per_px, high + after * per_px
+    ax.set_xlim(*(math.exp(end) if log else end for end in ends))
+    return True
 
 
 def keep_inside(fig: Figure, texts: Mapping[Axes, Sequence[Text]], *, pad_px: float = 6) -> None:
@@ -81,43 +116,6 @@ def hide_unfit(texts: Iterable[tuple[Text, float, float]], *, pad_px: float = 3)
         assert ax is not None
         x0, x1 = sorted(ax.transData.transform([(left, 0), (right, 0)])[:, 0])
         text.set_visible(extent(text).width + 2 * pad_px <= x1 - x0)
-
-
-def place_labels(ax: Axes, anchors: Sequence[tuple[float, float, str]], *, clear_of: Sequence[Bbox] = ()) -> bool:
-    """Label points beside their marks, each in the nearest free spot inside the axes.
-
-    Args:
-        ax: the axes; its limits are final.
-        anchors: x, y and text of each label, in data coordinates.
-        clear_of: boxes in pixels that no label may cover.
-
-    Returns:
-        Whether every label found a spot; when one did not, none is left in the picture.
-    """
-    fig = ax.get_figure()
-    assert isinstance(fig, Figure)
-    fig.draw_without_rendering()
-    inside = ax.get_window_extent()
-    marks = [ax.transData.transform((x, y)) for x, y, _ in anchors]
-    taken = [Bbox.from_extents(x - 9, y - 9, x + 9, y + 9) for x, y in marks]
-    taken += [*clear_of, *(extent(text) for text in ax.texts)]
-    placed: list[Text] = []
-    for (x, y, line), (at_x, at_y) in zip(anchors, marks, strict=True):
-        label = ax.annotate(line, (x, y), (0, 0), textcoords="offset points", va="center", fontsize=8.5)
-        placed.append(label)
-        size = extent(label)
-        for dx, dy in [(dx, dy) for dy in (0, 28, -28) for dx in (14, -14 - size.width)]:
-            box = Bbox.from_bounds(at_x + dx, at_y + dy - size.height / 2, size.width, size.height)
-            fits = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
-            if fits and not any(box.padded(2).overlaps(other) for other in taken):
-                label.set_position((dx * 72 / fig.dpi, dy * 72 / fig.dpi))
-                taken.append(box)
-                break
-        else:
-            for unplaced in placed:
-                unplaced.remove()
-            return False
-    return True
 
 
 def names_above(ax: Axes, names: Sequence[tuple[float, str]], *, colour: str = INK, gap_px: int = 10) -> None:
@@ -162,6 +160,17 @@ def percent(share: float) -> str:
     if 0.995 <= share < 1:
         return "over\u00a099\u00a0%"
     return f"{100 * share:.0f}\u00a0%"
+
+
+def factor(ratio: float) -> str:
+    """A ratio as text for a sentence: ``1.07 times``, ``2.4 times``, ``21 times``."""
+    return f"{ratio:,.{2 if ratio < 1.995 else 1 if ratio < 9.95 else 0}f} times"
+
+
+def rate(ms: float) -> str:
+    """How many tokens a second that is: ``24 tokens/s``."""
+    per_s = 1000 / ms if ms > 0 else math.inf
+    return f"{per_s:.0f} tokens/s" if per_s >= 9.95 else f"{per_s:.2g} tokens/s"
 
 
 def legend_below(fig: Figure, handles: Sequence[Any], labels: Sequence[str], *, ncols: int = 3, **options: Any) -> None:

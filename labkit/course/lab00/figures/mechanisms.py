@@ -21,10 +21,9 @@ _MECHANISMS = (
 
 
 @style.styled
-def mechanisms(*, title: str | None = None) -> Figure:
+def mechanisms() -> Figure:
     """Disk, page cache, process memory, CPU and GPU as boxes, with a numbered badge where each lab's mechanism acts."""
-    sentence = "Five mechanisms act on a model's bytes on their way from disk to processor"
-    fig = style.new_figure(5.3, title=title or sentence)
+    fig = style.new_figure(5.3, title="Five mechanisms act on a model's bytes on their way from disk to processor")
     ax = fig.add_subplot()
     ax.set_xlim(0, 150)
     ax.set_ylim(0, 100)
@@ -69,14 +68,14 @@ def mechanisms(*, title: str | None = None) -> Figure:
 
 
 def _place(ax: Axes, x: float, y: float, w: float, h: float, name: str) -> None:
-    """A place where bytes can be: a light box with its name at the top."""
+    """Draw a place where bytes can be: a light box with its name at the top."""
     shape = FancyBboxPatch((x, y), w, h, boxstyle="round,pad=0,rounding_size=1.5", facecolor="#F6F6F6", edgecolor=INK)
     ax.add_patch(shape)
     ax.text(x + w / 2, y + h - 1.6, name, ha="center", va="top", fontsize=9)
 
 
 def _part(ax: Axes, x: float, y: float, w: float, h: float, name: str, colour: str, *, linestyle: str = "-") -> None:
-    """Something that lies in a place, in the colour of its kind; a dotted edge means that it is on a device."""
+    """Draw what lies in a place, in the colour of its kind; a dotted edge means that it is on a device."""
     edge = INK if linestyle == ":" else "white"
     ax.add_patch(
         Rectangle((x, y), w, h, facecolor=colour, edgecolor=edge, linewidth=1.4, linestyle=linestyle, zorder=2)
@@ -85,7 +84,7 @@ def _part(ax: Axes, x: float, y: float, w: float, h: float, name: str, colour: s
 
 
 def _pages(ax: Axes, x: float, y: float, *, width: float, height: float) -> None:
-    """The file's pages, of which some are in memory."""
+    """Draw the file's pages, of which some are in memory."""
     missing = {2, 5, 11, 12, 17, 22}
     w, h = width / 4, height / 6
     for n in range(24):
@@ -106,6 +105,7 @@ def _pages(ax: Axes, x: float, y: float, *, width: float, height: float) -> None
 def _arrow(
     ax: Axes, start: tuple[float, float], end: tuple[float, float], text: str = "", *, both: bool = False
 ) -> None:
+    """Draw an arrow, with a text above its middle."""
     look: dict[str, Any] = {"arrowstyle": "<|-|>" if both else "-|>", "mutation_scale": 11, "linewidth": 1.4}
     ax.add_patch(FancyArrowPatch(start, end, color=INK, shrinkA=0, shrinkB=0, zorder=3, **look))
     if text:
@@ -113,15 +113,7 @@ def _arrow(
 
 
 def _badge(ax: Axes, x: float, y: float, number: str) -> None:
-    ax.text(
-        x,
-        y,
-        number,
-        ha="center",
-        va="center",
-        fontsize=8.5,
-        color="white",
-        weight="bold",
-        zorder=6,
-        bbox={"boxstyle": "circle,pad=0.25", "facecolor": INK, "edgecolor": "white"},
-    )
+    """Draw a lab's number on a dark disc."""
+    disc = {"boxstyle": "circle,pad=0.25", "facecolor": INK, "edgecolor": "white"}
+    look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5, "color": "white", "weight": "bold"}
+    ax.text(x, y, number, zorder=6, bbox=disc, **look)

@@ -1,4 +1,4 @@
-"""Speed against memory: the cliff."""
+"""Time per token against a cap on memory: the cliff."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from labkit.course.figurekit import style, text_layout
-from labkit.course.figurekit.style import GUESS, INK, LIMIT, MEASURED
+from labkit.course.figurekit import guesses, limits, style, text_layout
+from labkit.course.figurekit.style import INK, LIMIT, MEASURED
 from labkit.experiments.cap_sweep import CliffPoint
 from labkit.units import fmt_bytes, fmt_ms
 
@@ -33,7 +33,7 @@ def cliff(
         predicted: ms per token while everything fits, and below that.
         floor_bytes: the anonymous memory below which the process must be killed; drawn as a second limit.
         guess: the learner's own prediction, as (cap in % of what is needed, ms per token).
-        title: replaces the sentence computed from the points.
+        title: replaces the sentence computed from the points, as for a recorded run.
     """
     fig = style.new_figure(4.4, title=title or _title(points, needed_bytes))
     ax = fig.add_subplot()
@@ -41,13 +41,15 @@ def cliff(
     measured = [(100 * p.cap_bytes / needed_bytes, p.ms) for p in ordered if p.ms and p.outcome == "ok"]
     ended = [(100 * p.cap_bytes / needed_bytes, _short(p.outcome)) for p in ordered if not p.ms or p.outcome != "ok"]
 
+    own = guesses.pair(guess)
     everything = [100.0, *(at for at, _ in measured), *(at for at, _ in ended)]
-    everything += [guess[0]] if guess else []
+    everything += [min(own[0], 1.2 * max(everything))] if own else []
     everything += [100 * floor_bytes / needed_bytes] if floor_bytes is not None else []
     margin = max(0.06 * (max(everything) - min(everything)), 3)
     left, right = max(everything) + margin, min(everything) - margin
     ax.set_xlim(left, right)
-    _set_y(ax, [*predicted, *(t for _, ms in measured for t in ms), *([guess[1]] if guess else [])])
+    times = [*predicted, *(t for _, ms in measured for t in ms)]
+    _set_y(ax, [*times, min(own[1], 2 * max(times))] if own else times)
 
     ax.plot(
         [left, 100, 100, right],
@@ -59,31 +61,25 @@ def cliff(
     )
     if measured:
         _measured(ax, measured)
-    limits = [(100.0, f"cap = all it needs, {fmt_bytes(needed_bytes)}")]
+    marked = [(100.0, f"cap = all it needs, {fmt_bytes(needed_bytes)}")]
     if floor_bytes is not None:
-        limits.append((100 * floor_bytes / needed_bytes, f"cap = its anonymous memory, {fmt_bytes(floor_bytes)}"))
-    for x, _ in limits:
-        ax.axvline(x, linestyle=":", color=LIMIT, linewidth=2, zorder=2)
+        marked.append((100 * floor_bytes / needed_bytes, f"cap = its anonymous memory, {fmt_bytes(floor_bytes)}"))
+    for x, _ in marked:
+        ax.axvline(x, **limits.LINE | {"zorder": 2})
     _ended(ax, ended)
-    if guess is not None:
-        ax.plot(
-            *guess,
-            "D",
-            color=GUESS,
-            markersize=8,
-            zorder=5,
-            linestyle="none",
-            label=f"you predicted: {fmt_ms(guess[1])} at {guess[0]:.0f}\u00a0%",
-        )
     ax.set_xlabel("memory cap, % of what the process needs")
     ax.set_ylabel(f"ms per token{' (log)' if ax.get_yscale() == 'log' else ''}")
-    text_layout.legend_below(fig, *ax.get_legend_handles_labels(), ncols=2)
-    text_layout.names_above(ax, sorted(limits, reverse=True), colour=LIMIT)
+    handles, said = ax.get_legend_handles_labels()
+    if own:
+        handles.append(guesses.swatch())
+        said.append(guesses.draw(ax, *own, f"{fmt_ms(own[1])} at {own[0]:.0f}\u00a0%")[2])
+    text_layout.legend_below(fig, handles, said, ncols=2)
+    text_layout.names_above(ax, sorted(marked, reverse=True), colour=LIMIT)
     return fig
 
 
 def _measured(ax: Axes, measured: Sequence[tuple[float, tuple[float, ...]]]) -> None:
-    """Medians joined by a line, whiskers from the lowest to the highest, and figures at the first and the worst."""
+    """Draw medians joined by a line, whiskers from lowest to highest, and figures at the first and the slowest."""
     at = [x for x, _ in measured]
     medians = [statistics.median(ms) for _, ms in measured]
     spread = [
@@ -121,7 +117,7 @@ def _measured(ax: Axes, measured: Sequence[tuple[float, tuple[float, ...]]]) -> 
 
 
 def _set_y(ax: Axes, figures: Sequence[float]) -> None:
-    """Leave the upper fifth to the runs that ended without a figure; go logarithmic when a bar would hide the rest."""
+    """Set the y axis, with the upper fifth left to runs without a figure; logarithmic if one would hide the others."""
     low, high = min(figures), max(figures)
     if high > 60 * low > 0:
         ax.set_yscale("log")
@@ -154,17 +150,21 @@ def _ended(ax: Axes, ended: Sequence[tuple[float, str]]) -> None:
 
 
 def _short(outcome: str) -> str:
+    """An outcome as a word at a mark."""
     return "killed" if outcome == "oom-killed" else "not measured" if outcome == "ok" else outcome
 
 
 def _title(points: Sequence[CliffPoint], needed_bytes: int) -> str:
-    fits = [statistics.median(p.ms) for p in points if p.ms and p.outcome == "ok" and p.cap_bytes >= needed_bytes]
-    pages = [statistics.median(p.ms) for p in points if p.ms and p.outcome == "ok" and p.cap_bytes < needed_bytes]
+    """How much longer a token takes under the cap that slows it most, as a sentence."""
+    ended = [(p.cap_bytes, statistics.median(p.ms)) for p in points if p.ms and p.outcome == "ok"]
+    fits = [ms for cap_bytes, ms in ended if cap_bytes >= needed_bytes]
+    pages = [(ms, cap_bytes) for cap_bytes, ms in ended if cap_bytes < needed_bytes]
     if fits and pages:
-        ratio = max(pages) / statistics.median(fits)
+        slowest, cap_bytes = max(pages)
+        ratio, share = slowest / statistics.median(fits), text_layout.percent(cap_bytes / needed_bytes)
         if ratio < 2:
-            return f"A cap below what it needs costs little here: at most {ratio:.1f} times as slow"
-        return f"A little too small is up to {ratio:.0f} times too slow"
-    if not fits and not pages:
-        return "No run under these caps came through"
+            return f"A cap below what it needs costs little here: a token takes at most {ratio:.1f} times as long"
+        return f"With a cap of {share} of what it needs, a token takes {text_layout.factor(ratio)} as long"
+    if not ended:
+        return "No run under these caps finished"
     return "While everything fits, a cap costs no time" if fits else "Every cap here is smaller than what it needs"

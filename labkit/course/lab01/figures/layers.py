@@ -26,7 +26,6 @@ def layer_faults(
     *,
     compare: Sequence[LayerStep] | None = None,
     labels: tuple[str, str] = ("cold", "warm"),
-    title: str | None = None,
 ) -> Figure:
     """Milliseconds, MiB read and major faults of each layer; bars for ``steps``, open circles for ``compare``.
 
@@ -34,7 +33,6 @@ def layer_faults(
         steps: the layers of a token; of several tokens, the mean per layer is drawn.
         compare: another token, or another set of them, to see beside it.
         labels: what the two are called.
-        title: replaces the sentence computed from the steps.
     """
     panels: tuple[tuple[str, Callable[[LayerStep], float | None], Callable[[float], str]], ...] = (
         ("ms", lambda step: step.ms, fmt_ms),
@@ -45,7 +43,7 @@ def layer_faults(
         ),
         ("major faults", lambda step: step.major_faults, lambda n: f"{n:,.0f}" if n else "none"),
     )
-    fig = style.new_figure(5.2 if steps or compare else 0.6, title=title or _title(steps, compare, labels))
+    fig = style.new_figure(5.2 if steps or compare else 0.6, title=_title(steps, compare, labels))
     layers = [step.layer for step in [*steps, *(compare or [])]]
     if not layers:
         return fig
@@ -95,6 +93,7 @@ def _per_layer(steps: Sequence[LayerStep], figure_of: Callable[[LayerStep], floa
 
 
 def _title(steps: Sequence[LayerStep], compare: Sequence[LayerStep] | None, labels: tuple[str, str]) -> str:
+    """How long all layers of a token take, as a sentence."""
     if not steps and not compare:
         return "No layer was timed in this run"
     said = [

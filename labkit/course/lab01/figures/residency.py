@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,8 +33,6 @@ def residency_strip(
     *,
     file_bytes: int | None = None,
     tensors: Sequence[Tensor] | None = None,
-    caption: str | None = None,
-    title: str | None = None,
 ) -> Figure:
     """The file from byte 0 to its end: dark cells are in memory. Page cache above, this process's mapping below.
 
@@ -45,20 +42,19 @@ def residency_strip(
         fractions_process: the same for the pages mapped into this process.
         file_bytes: the file's size, which puts bytes on the axis instead of %. Needed with ``tensors``.
         tensors: marks where they lie, blocks of a layer joined.
-        caption: one line under the picture.
-        title: replaces the sentence computed from the rows.
+
+    Raises:
+        ValueError: tensors without the file's size.
     """
     if tensors and not file_bytes:
-        raise ValueError("tensors have byte offsets: give file_bytes too, so that they can be placed.")
+        raise ValueError("tensors have byte offsets: give file_bytes too, so that they can be placed")
     rows = [
         (name, np.asarray(fractions, dtype=float))
         for name, fractions in (("page cache", fractions_page_cache), ("this process", fractions_process))
         if fractions is not None
     ]
     shares = {name: float(cells.mean()) if cells.size else 0.0 for name, cells in rows}
-    fig = style.new_figure(
-        1.15 + 0.62 * len(rows) + (0.62 if tensors else 0) + (0.25 if caption else 0), title=title or _title(shares)
-    )
+    fig = style.new_figure(1.15 + 0.62 * len(rows) + (0.62 if tensors else 0), title=_title(shares))
     ax = fig.add_subplot()
     unit, unit_name = style.axis_unit(file_bytes) if file_bytes else (1, "")
     end = file_bytes / unit if file_bytes else 100.0
@@ -77,8 +73,6 @@ def residency_strip(
         f"{f'position in the file, {unit_name}' if file_bytes else 'position in the file, %'}"
         " (dark: resident, white: not)"
     )
-    if caption:
-        fig.supxlabel("\n".join(textwrap.wrap(caption, 100)), fontsize=9, x=0.012, ha="left")
     if tensors:
         _tensors(fig, ax, len(rows) - 0.3, tensors, unit)
     return fig
@@ -94,6 +88,7 @@ def binned(cells: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _row(ax: Axes, y: int, cells: npt.NDArray[np.float64], end: float) -> None:
+    """Draw one strip: the darker a cell, the more of it is resident."""
     # A few resident pages among thousands would be too pale to see, so the shade of anything begins at a third.
     shade = np.where(cells > 0, 0.33 + 0.67 * cells, 0.0)
     if cells.size:
@@ -111,7 +106,7 @@ def _row(ax: Axes, y: int, cells: npt.NDArray[np.float64], end: float) -> None:
 
 
 def _tensors(fig: Figure, ax: Axes, y: float, tensors: Sequence[Tensor], unit: int) -> None:
-    """A lane of alternating shades, one per layer or lone tensor, named where a name has room."""
+    """Draw a lane of alternating shades, one per layer or lone tensor, named where a name has room."""
     ordered = sorted(tensors, key=lambda t: t.offset)
     spans = []
     for name, members in itertools.groupby(ordered, key=lambda t: _group(t.name)):
@@ -142,11 +137,13 @@ def _tensors(fig: Figure, ax: Axes, y: float, tensors: Sequence[Tensor], unit: i
 
 
 def _group(name: str) -> str:
+    """What a tensor is joined with: its layer, or itself."""
     layer = re.match(r"blk\.\d+", name)
     return layer.group() if layer else name.removesuffix(".weight")
 
 
 def _title(shares: dict[str, float]) -> str:
+    """How much of the file is in memory, as a sentence."""
     parts = [
         f"{text_layout.percent(share)} of the file is in {'the ' * (name == 'page cache')}{name}"
         for name, share in shares.items()

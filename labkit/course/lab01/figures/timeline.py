@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from labkit.course.figurekit import style, text_layout
-from labkit.course.figurekit.style import INK, KINDS, LIMIT
-from labkit.units import fmt_bytes
+from labkit.course.figurekit import guesses, limits, style, text_layout
+from labkit.course.figurekit.style import INK, KINDS
+from labkit.units import MiB, fmt_bytes
 
 if TYPE_CHECKING:
     from labkit.experiments.run import Run
@@ -18,12 +18,13 @@ _ANON = "#CFCFCF"
 
 
 @style.styled
-def timeline(run: Run, *, title: str | None = None) -> Figure:
-    """Anonymous and file-backed memory of a run, stacked over time, with its phases, its cap and its death if it died.
+def timeline(run: Run, *, guess_growth_mib: float | None = None, title: str | None = None) -> Figure:
+    """Anonymous and file-backed memory of a run, stacked over time, with its phases, its cap, and where it was killed.
 
     Args:
         run: a run with samples; without any, the picture says so.
-        title: replaces the sentence computed from the run.
+        guess_growth_mib: the learner's own prediction of the anonymous memory that decoding adds.
+        title: replaces the sentence computed from the run, as for a recorded one.
     """
     fig = style.new_figure(3.7, title=title or _title(run))
     ax = fig.add_subplot()
@@ -47,7 +48,6 @@ def timeline(run: Run, *, title: str | None = None) -> Figure:
     reach = peak
     if run.cap_bytes is not None and run.cap_bytes <= 2 * peak:
         reach = max(peak, run.cap_bytes)
-        ax.axhline(run.cap_bytes / unit, linestyle=":", color=LIMIT, linewidth=2, zorder=4)
     ax.set_ylim(0, reach / unit * 1.28)
     end = max([times[-1], *(phase.end_s for phase in run.phases)])
     start = min([times[0], *(phase.start_s for phase in run.phases)])
@@ -58,54 +58,40 @@ def timeline(run: Run, *, title: str | None = None) -> Figure:
     text_layout.legend_below(fig, handles, names)
     if run.cap_bytes is not None:
         early = run.outcome == "oom-killed" and times[-1] < sum(ax.get_xlim()) / 2
-        _name_cap(ax, run.cap_bytes, unit, inside=run.cap_bytes <= reach, at_right=early)
+        at_right = early or run.cap_bytes > reach
+        limits.across(ax, run.cap_bytes / unit, f"cap {fmt_bytes(run.cap_bytes)}", at_right=at_right, above=True)
     if run.outcome == "oom-killed":
-        _name_death(ax, times[-1], top[-1], fmt_bytes(top[-1] * unit))
+        _name_kill(ax, times[-1], top[-1], fmt_bytes(top[-1] * unit))
+    if (growth := guesses.number(guess_growth_mib)) is not None:
+        _own(ax, run, growth * MiB, unit)
     _bands(ax, run)
     return fig
 
 
-def _name_cap(ax: Axes, cap_bytes: int, unit: int, *, inside: bool, at_right: bool) -> None:
-    look: dict[str, Any] = {
-        "ha": "right" if at_right or not inside else "left",
-        "color": LIMIT,
-        "fontsize": 9,
-        "bbox": text_layout.BACKED,
-        "zorder": 6,
-    }
-    if inside:
-        side = (1, -4) if at_right else (0, 4)
-        ax.annotate(
-            f"cap {fmt_bytes(cap_bytes)}",
-            (side[0], cap_bytes / unit),
-            (side[1], 5),
-            va="bottom",
-            xycoords=ax.get_yaxis_transform(),
-            textcoords="offset points",
-            **look,
-        )
-    else:
-        ax.text(0.995, 0.97, f"cap {fmt_bytes(cap_bytes)}, above this axis ↑", va="top", transform=ax.transAxes, **look)
-
-
-def _name_death(ax: Axes, t_s: float, y: float, size: str) -> None:
-    """Mark the last sample; the text sits below the line, where the filled area gives it room."""
+def _name_kill(ax: Axes, t_s: float, y: float, size: str) -> None:
+    """Mark the last sample; the text is below the line, where the filled area gives it room."""
     ax.plot(t_s, y, "X", color=INK, markeredgecolor="white", markersize=11, clip_on=False, zorder=7)
     low, high = ax.get_xlim()
     late = t_s > (low + high) / 2
-    ax.annotate(
-        f"killed after {t_s:.2f} s, last seen at {size}",
-        (t_s, y / 2),
-        (-10 if late else 10, 0),
-        va="center",
-        textcoords="offset points",
-        ha="right" if late else "left",
-        bbox=text_layout.BACKED,
-        zorder=6,
+    said = f"killed after {t_s:.2f} s, last seen at {size}"
+    text_layout.beside(ax, t_s, y / 2, said, gap=-10 if late else 10, fontsize=9.5)
+
+
+def _own(ax: Axes, run: Run, growth_bytes: float, unit: int) -> None:
+    """Draw the learner's prediction at the end of decoding: what was anonymous before it, and what it was to add."""
+    ends = {phase.name: n for n, phase in enumerate(run.phases)}
+    n = ends.get("decode", 0)
+    before_bytes = run.phases[n - 1].rss_anon_bytes if n else None
+    if before_bytes is None:
+        return
+    drawn = guesses.draw(
+        ax, run.phases[n].end_s, (before_bytes + growth_bytes) / unit, f"{fmt_bytes(growth_bytes)} more"
     )
+    text_layout.beside(ax, *drawn, gap=-10).set_in_layout(False)
 
 
 def _bands(ax: Axes, run: Run) -> None:
+    """Shade every second phase and name all of them above the axes."""
     phases = [phase for phase in run.phases if phase.end_s > phase.start_s]
     for n, phase in enumerate(phases):
         if n % 2 == 0:
@@ -124,13 +110,15 @@ def _readable(run: Run) -> list[tuple[float, int, int, int]]:
 
 
 def _peak(run: Run) -> int:
+    """The most resident memory that a sample has, in bytes."""
     return max((anon_bytes + file_bytes for _, anon_bytes, file_bytes, _ in _readable(run)), default=0)
 
 
 def _title(run: Run) -> str:
+    """The most memory the run had, and whether it was killed, as a sentence."""
     name, peak = text_layout.shorten(run.model.name, 40), fmt_bytes(_peak(run))
-    if not run.samples:
-        return f"{name} left no samples ({run.outcome})"
+    if not _readable(run):
+        return f"The run of {name} has no samples of its memory ({run.outcome})"
     if run.outcome == "oom-killed":
         return f"{name} grew to {peak} and was killed for memory"
-    return f"{name} holds {peak} at its peak"
+    return f"{name} takes {peak} of memory at its peak"

@@ -1,9 +1,12 @@
 """Pictures of lab 02."""
 
 from labkit.course.lab02.figures.bits import BitRow, what_a_bit_buys
-from labkit.course.lab02.figures.blocks import BlockField, block_map
-from labkit.course.lab02.figures.mixture import TypedTensor, mixture_map, size_grid
-from labkit.course.lab02.figures.quant import BlockSizeRow, ErrorRow, block_size, error_by_type
+from labkit.course.lab02.figures.block_parts import BlockField
+from labkit.course.lab02.figures.block_size import BlockSizeRow, block_size
+from labkit.course.lab02.figures.blocks import block_map
+from labkit.course.lab02.figures.errors import ErrorRow, error_by_type
+from labkit.course.lab02.figures.mixture import TypedTensor, mixture_map
+from labkit.course.lab02.figures.size_grid import size_grid
 from labkit.course.lab02.figures.weights import BlockFit, block_weights, outlier
 
 __all__ = [

@@ -1,9 +1,9 @@
-"""What each bit of a file's weights buys: size, quality and speed in one picture."""
+"""Size, divergence and speed of a model's file types in one picture."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from labkit.course.figurekit import point_labels, style, text_layout
-from labkit.course.figurekit.style import GUESS, MEASURED
+from labkit.course.figurekit import guesses, point_labels, style, text_layout
+from labkit.course.figurekit.style import MEASURED
+from labkit.course.lab02.figures.errors import log_y
 from labkit.units import fmt_bytes
 
 _LARGEST = 15.0  # points across the mark of the fastest
@@ -43,24 +44,23 @@ def what_a_bit_buys(
     rows: Sequence[BitRow],
     *,
     reference: str | None = None,
-    guess: Mapping[str, float] | None = None,
-    title: str | None = None,
+    guess_times: tuple[str, str, float | None] | None = None,
 ) -> Figure:
     """KL divergence (log) against file size: the lower the better, the larger the mark the faster.
 
     Args:
         rows: one file type each; one without any divergence stands on the axis, since a logarithm has no 0.
         reference: what the divergence is measured from, said under the picture.
-        guess: the learner's own prediction of the divergence, by label.
-        title: replaces the sentence computed from the rows.
+        guess_times: the learner's own prediction, as (label, other label, how many times the other's divergence).
     """
-    fig = style.new_figure(5.2 + 0.2 * bool(reference), title=title or _title(rows))
+    fig = style.new_figure(5.2 + 0.2 * bool(reference), title=_title(rows))
     ax = fig.add_subplot()
     unit, unit_name = style.axis_unit(max((row.file_bytes for row in rows), default=0))
-    own = [(row.file_bytes / unit, guess[row.label]) for row in rows if guess and guess.get(row.label, 0) > 0]
-    seen = [kld for row in rows for kld in (row.kld, row.kld_imatrix) if kld and kld > 0] + [kld for _, kld in own]
+    seen = [kld for row in rows for kld in (row.kld, row.kld_imatrix) if kld and kld > 0]
+    own = _own(rows, guess_times)
+    seen += [min(max(kld, min(seen) / 10), max(seen) * 10) for _, kld, _ in own]
     exact = any(row.kld <= 0 for row in rows)
-    low = _log_axis(ax, seen, below=3.5 if exact else 1.8)
+    low = log_y(ax, seen, below=3.5 if exact else 1.8, above=2.2)
     scale = _size_axis(ax, [row.file_bytes / unit for row in rows] or [1.0])
     note = f"\nreference: {text_layout.shorten(reference, 90)}" if reference else ""
     ax.set_xlabel(f"file size, {unit_name}{scale}{note}")
@@ -71,7 +71,7 @@ def what_a_bit_buys(
     for row in rows:
         x, y = row.file_bytes / unit, row.kld if row.kld > 0 else low * 1.3
         across = _draw(ax, x, y, row, fastest)
-        marks.append(point_labels.Mark(x, y, _words(row), across * fig.dpi / 72 / 2 + 2))
+        marks.append(point_labels.Mark(x, y, _said(row), across * fig.dpi / 72 / 2 + 2))
         if row.kld_imatrix and row.kld_imatrix > 0 and row.kld > 0:
             lines.append((x, y, row.kld_imatrix))
             marks.append(point_labels.Mark(x, row.kld_imatrix, "", 6))
@@ -79,14 +79,23 @@ def what_a_bit_buys(
         arrow = {"arrowstyle": "-|>", "color": MEASURED, "linewidth": 1.3, "shrinkA": 4, "shrinkB": 3}
         ax.annotate("", (x, better), (x, y), arrowprops=arrow, zorder=3)
         ax.plot(x, better, "_", color=MEASURED, markersize=10, markeredgewidth=2, zorder=4, label="_imatrix")
-    for x, y in own:
-        ax.plot(x, y, "D", color=GUESS, markersize=7, zorder=6, label="_guess")
-        marks.append(point_labels.Mark(x, y, f"you predicted {y:.2g}", 9))
+    for size_bytes, kld, said in own:
+        marks.append(point_labels.Mark(*guesses.draw(ax, size_bytes / unit, kld, said), 9))
     _legend(fig, fastest > 0, any(row.tokens_per_s is None for row in rows), bool(lines), bool(own), exact)
     fig.draw_without_rendering()
     covered = [box for x, y, better in lines for box in point_labels.along(ax, [x, x], [y, better])]
     point_labels.label(ax, marks, lines=covered)
     return fig
+
+
+def _own(rows: Sequence[BitRow], guess: tuple[str, str, float | None] | None) -> list[tuple[int, float, str]]:
+    """File size and divergence of the learner's prediction, and what it says; empty without one."""
+    if guess is None:
+        return []
+    found = {row.label: row for row in rows}
+    row, other = found.get(guess[0]), found.get(guess[1])
+    kld = guesses.above_0(guess[2], other.kld if other else None)
+    return [(row.file_bytes, kld, f"{guess[2]:g} × {guess[1]} = {kld:.2g}")] if row and kld else []
 
 
 def _draw(ax: Axes, x: float, y: float, row: BitRow, fastest: float) -> float:
@@ -100,16 +109,6 @@ def _draw(ax: Axes, x: float, y: float, row: BitRow, fastest: float) -> float:
     shape = "o" if row.kld > 0 else "v"
     ax.plot(x, y, shape, markersize=size, zorder=5, label=row.label, **look)  # type: ignore[arg-type]
     return size
-
-
-def _log_axis(ax: Axes, figures: Sequence[float], *, below: float) -> float:
-    ax.set_yscale("log")
-    low, high = (min(figures) / below, max(figures) * 2.2) if figures else (0.001, 1.0)
-    ax.set_ylim(low, high)
-    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    short = math.log10(high / low) < 2
-    ax.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if short and f"{value:e}"[0] in "25" else "")
-    return low
 
 
 def _size_axis(ax: Axes, sizes: Sequence[float]) -> str:
@@ -132,7 +131,8 @@ def _size_axis(ax: Axes, sizes: Sequence[float]) -> str:
     return " (log)"
 
 
-def _words(row: BitRow) -> str:
+def _said(row: BitRow) -> str:
+    """A mark's label: file type, divergence and speed."""
     speed = "" if row.tokens_per_s is None else f", {row.tokens_per_s:.{0 if row.tokens_per_s >= 9.95 else 1}f}/s"
     if row.kld <= 0:
         return f"{text_layout.shorten(row.label, 16)}\nno divergence{speed}"
@@ -140,6 +140,7 @@ def _words(row: BitRow) -> str:
 
 
 def _legend(fig: Figure, timed: bool, untimed: bool, imatrix: bool, own: bool, exact: bool) -> None:
+    """The legend below, of the marks that are drawn."""
     handles, names = [], []
     if timed:
         handles.append(Line2D([], [], marker="o", linestyle="none", color=MEASURED, markersize=9))
@@ -155,23 +156,24 @@ def _legend(fig: Figure, timed: bool, untimed: bool, imatrix: bool, own: bool, e
         handles.append(Line2D([], [], marker="_", linestyle="none", color=MEASURED, markersize=10, markeredgewidth=2))
         names.append("with an imatrix")
     if own:
-        handles.append(Line2D([], [], marker="D", linestyle="none", color=GUESS, markersize=7))
+        handles.append(guesses.swatch())
         names.append("you predicted")
     if handles:
         text_layout.legend_below(fig, handles, names, ncols=4)
 
 
 def _title(rows: Sequence[BitRow]) -> str:
+    """Size and divergence of the smallest file beside the largest, as a sentence."""
     lossy = sorted((row for row in rows if row.kld > 0), key=lambda row: row.file_bytes)
     if not lossy:
         return "No file here differs from the reference" if rows else "There is no file to compare yet"
     small, large = lossy[0], lossy[-1]
     gains = [1 - row.kld_imatrix / row.kld for row in lossy if row.kld_imatrix is not None]
-    best = f"; an imatrix takes back up to {text_layout.percent(max(gains))}" if gains and max(gains) > 0 else ""
+    gain = f"; an imatrix lowers a divergence by up to {text_layout.percent(max(gains, default=0))}"
+    best = gain if gains and max(gains) > 0 else ""
     if small.file_bytes == large.file_bytes:
         return f"A file of {fmt_bytes(small.file_bytes)} is {small.kld:.2g} nats away from the reference{best}"
     share = text_layout.percent(small.file_bytes / large.file_bytes)
-    factor = small.kld / large.kld
-    grown = f"{factor:,.0f}" if factor >= 9.95 else f"{factor:.1f}"
+    grown = text_layout.factor(small.kld / large.kld)
     names = text_layout.shorten(small.label, 16), text_layout.shorten(large.label, 16)
-    return f"{names[0]} has {share} of the size of {names[1]} and {grown} times its divergence{best}"
+    return f"{names[0]} has {share} of the size of {names[1]} and {grown} its divergence{best}"

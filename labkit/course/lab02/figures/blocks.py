@@ -3,66 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from labkit.course.figurekit import style, text_layout
-from labkit.course.figurekit.style import FAINT, INK, KINDS
-
-SCALES = "#F0E442"
-"""The colour of scales; weights are blue as in every picture."""
-
-_DARK = {"facecolor": INK, "hatch": "", "edgecolor": "white"}
-_LOOKS: dict[str, Mapping[str, str]] = {
-    "d": _DARK,
-    "e": _DARK,
-    "dmin": {"facecolor": "#8C8C8C", "hatch": "..", "edgecolor": "white"},
-    "m": {"facecolor": "#8C8C8C", "hatch": "..", "edgecolor": "white"},
-    "scales": {"facecolor": SCALES, "hatch": "", "edgecolor": "white"},
-    "scales_l": {"facecolor": SCALES, "hatch": "", "edgecolor": "white"},
-    "scales_h": {"facecolor": SCALES, "hatch": "//", "edgecolor": "#B5A800"},
-    "qs": {"facecolor": KINDS["file"].colour, "hatch": "", "edgecolor": "white"},
-    "ql": {"facecolor": KINDS["file"].colour, "hatch": "", "edgecolor": "white"},
-    "qh": {"facecolor": KINDS["heap"].colour, "hatch": "//", "edgecolor": "white"},
-    "hmask": {"facecolor": KINDS["heap"].colour, "hatch": "//", "edgecolor": "white"},
-}
-_OTHER = {"facecolor": KINDS["file"].colour, "hatch": "", "edgecolor": "white"}
-_SCALING = {"d", "e", "dmin", "m", "scales", "scales_l", "scales_h"}
+from labkit.course.figurekit.style import INK
+from labkit.course.lab02.figures.block_parts import SCALING, BlockField, look_of, show_bits
 
 _ONE_ROW = 36
 _PER_ROW = 32
 _MOST_FIELDS = 8
 _LANE = 0.62  # height of a row of names, where a row of bytes has 1
-
-
-class BlockField(Protocol):
-    """Some bits of a block; ``labkit.blocks.Field`` is one.
-
-    ``part`` is the member of ggml's struct. The bits go from ``bit_start`` up to before ``bit_end``, counted from the
-    lowest bit of the byte ``byte_start``. ``raw`` is those bits as an integer.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def part(self) -> str: ...
-    @property
-    def byte_start(self) -> int: ...
-    @property
-    def byte_end(self) -> int: ...
-    @property
-    def bit_start(self) -> int: ...
-    @property
-    def bit_end(self) -> int: ...
-    @property
-    def raw(self) -> int: ...
-    @property
-    def value(self) -> float: ...
-    @property
-    def meaning(self) -> str: ...
 
 
 @style.styled
@@ -85,7 +39,7 @@ def block_map(
         ValueError: no field has the selected name, or a field ends outside the block.
     """
     if any(field.byte_start < 0 or field.byte_end > n_bytes for field in fields):
-        raise ValueError(f"A field ends outside the block of {n_bytes} bytes: give the block's own size.")
+        raise ValueError(f"a field ends outside the block of {n_bytes} bytes: give the block's own size")
     chosen = _chosen(fields, selected)
     parts = _parts(fields, n_bytes)
     bits = _bits(fields)
@@ -114,14 +68,15 @@ def block_map(
             ax.text(-0.25, top + 0.5, f"{row * per_row}", fontsize=7.5, ha="right", va="center", color="#555555")
     _outline(ax, chosen, per_row, tops)
     counted = [(part, parts.count(part)) for part in dict.fromkeys(parts)]
-    handles = [Patch(linewidth=0, **_look(part)) for part, _ in counted]
+    handles = [Patch(linewidth=0, **look_of(part)) for part, _ in counted]
     text_layout.legend_below(fig, handles, [_legend_name(part, count) for part, count in counted], ncols=5)
     if chosen:
-        _show_bits(panels[1], shown, len(chosen) - len(shown), bits)
+        show_bits(panels[1], shown, len(chosen) - len(shown), bits)
     return fig
 
 
 def _chosen(fields: Sequence[BlockField], selected: str | Sequence[BlockField] | None) -> list[BlockField]:
+    """The fields that are selected by name or part, or handed over."""
     if selected is None:
         return []
     if not isinstance(selected, str):
@@ -130,7 +85,7 @@ def _chosen(fields: Sequence[BlockField], selected: str | Sequence[BlockField] |
     found = [f for f in fields if selected in (f.name, f.part) or f.name.startswith(f"{selected},")]
     if not found:
         names = ", ".join(dict.fromkeys(f.part for f in fields))
-        raise ValueError(f"No field is called {selected!r}: choose a part ({names}) or the name of a field in it.")
+        raise ValueError(f"no field is called {selected!r}: choose a part ({names}) or the name of a field in it")
     return found
 
 
@@ -152,6 +107,7 @@ def _bits(fields: Iterable[BlockField]) -> dict[int, int]:
 
 
 def _hex(bits: Mapping[int, int], byte: int) -> str:
+    """A byte as two digits; "" if one of its bits is not known."""
     known = [bits.get(8 * byte + n) for n in range(8)]
     return "" if None in known else f"{sum((bit or 0) << n for n, bit in enumerate(known)):02x}"
 
@@ -178,12 +134,9 @@ def _rows(parts: Sequence[str], per_row: int) -> tuple[list[float], list[tuple[i
     return tops, names, y
 
 
-def _look(part: str) -> dict[str, Any]:
-    return dict(_LOOKS.get(part, _OTHER if part else {"facecolor": "white", "hatch": "", "edgecolor": FAINT}))
-
-
 def _cell(ax: Axes, column: int, top: float, part: str, text: str) -> None:
-    look = _look(part)
+    """Draw one byte in the shade of its part."""
+    look = look_of(part)
     ax.add_patch(Rectangle((column, top), 1, 1, linewidth=0, label=part, zorder=1, **look))
     ax.add_patch(Rectangle((column, top), 1, 1, facecolor="none", edgecolor="white", linewidth=0.9, zorder=2))
     backed = {"facecolor": look["facecolor"], "edgecolor": "none", "pad": 0.6} if look["hatch"] else None
@@ -203,7 +156,7 @@ def _cell(ax: Axes, column: int, top: float, part: str, text: str) -> None:
 
 
 def _outline(ax: Axes, fields: Iterable[BlockField], per_row: int, tops: Sequence[float]) -> None:
-    """A dark edge around the bytes that the fields lie in, and a bar under the bits that are theirs, if not all are."""
+    """Draw a dark edge around the bytes of these fields, and where only some bits are theirs, a bar under each."""
     own = {8 * f.byte_start + f.bit_start + n for f in fields for n in range(f.bit_end - f.bit_start)}
     runs: list[list[int]] = []
     for byte in sorted({place // 8 for place in own}):
@@ -227,49 +180,13 @@ def _outline(ax: Axes, fields: Iterable[BlockField], per_row: int, tops: Sequenc
             ax.add_patch(Rectangle(at, width, 1, label=label, zorder=4 + (colour == INK), **edge))
 
 
-def _show_bits(ax: Axes, fields: Sequence[BlockField], more: int, bits: Mapping[int, int]) -> None:
-    """One line per field: its bytes bit by bit, highest first, its own bits dark, and what they mean."""
-    ax.set_axis_off()
-    wide = max(8 * min(f.byte_end - f.byte_start, 4) for f in fields)
-    ax.set_ylim(len(fields) + bool(more), 0)
-    ax.set_xlim(-12, 44)
-    for y, field in enumerate(fields):
-        stop = min(field.byte_end, field.byte_start + 4)
-        ax.text(-0.4, y + 0.5, text_layout.shorten(field.name, 24), ha="right", va="center", fontsize=8.5)
-        own = range(8 * field.byte_start + field.bit_start, 8 * field.byte_start + field.bit_end)
-        for n, place in enumerate(reversed(range(8 * field.byte_start, 8 * stop))):
-            mine = place in own
-            face = _look(field.part)["facecolor"] if mine else "white"
-            box: dict[str, Any] = {"facecolor": face, "edgecolor": INK if mine else "#BBBBBB", "linewidth": 0.8}
-            ax.add_patch(Rectangle((n, y + 0.1), 1, 0.8, label="own bit" if mine else "bit", **box))
-            ax.text(
-                n + 0.5,
-                y + 0.52,
-                str(bits.get(place, "·")),
-                fontsize=7.5,
-                ha="center",
-                va="center",
-                color=style.ink_on(face) if mine else "#999999",
-            )
-        said = _said(field) if stop == field.byte_end else f"{_said(field)} (first {stop - field.byte_start} bytes)"
-        ax.text(wide + 0.6, y + 0.5, text_layout.shorten(said, 62 if wide <= 8 else 48), va="center", fontsize=8.5)
-    if more:
-        ax.text(0, len(fields) + 0.5, f"… and {more} more", va="center", fontsize=8.5)
-
-
-def _said(field: BlockField) -> str:
-    """The bits as a number, what it stands for, and why; nothing twice."""
-    value = f"{'−' if field.value < 0 else ''}{abs(field.value):.4g}"
-    raw = f"{field.raw}" if field.raw < 1 << 32 else "…"
-    number = raw if field.value == field.raw or value in field.meaning else f"{raw} = {value}"
-    return number if field.meaning in ("", raw) else f"{number}: {field.meaning}"
-
-
 def _legend_name(part: str, count: int) -> str:
+    """A part and its size in words."""
     return f"{text_layout.shorten(part, 24) or 'no field'}: {count} byte{'s' * (count != 1)}"
 
 
 def _title(parts: Sequence[str], chosen: Sequence[BlockField]) -> str:
+    """What the chosen fields take of the block, or its scales, as a sentence."""
     n = len(parts)
     if chosen:
         taken = sum(field.bit_end - field.bit_start for field in chosen)
@@ -280,7 +197,7 @@ def _title(parts: Sequence[str], chosen: Sequence[BlockField]) -> str:
         elif len({field.part for field in chosen}) == 1:
             what = f"These {len(chosen)} fields in {text_layout.shorten(chosen[0].part, 30)} take"
         return f"{what} {taken} of the {8 * n} bits of this block"
-    scaling = sum(part in _SCALING for part in parts)
+    scaling = sum(part in SCALING for part in parts)
     if not scaling:
-        return f"All {n} bytes of this block hold weights, and none a scale"
-    return f"{n - scaling} of this block's {n} bytes hold the weights, {scaling} say how to scale them"
+        return f"All {n} bytes of this block hold weights, none holds a scale"
+    return f"{n - scaling} of this block's {n} bytes hold the weights, {scaling} hold what scales them"

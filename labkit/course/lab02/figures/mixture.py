@@ -1,4 +1,4 @@
-"""Tables in shades of blue: which type each tensor of a file gets, and how large files are."""
+"""Which type each tensor of a file gets, as a table in shades of blue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
@@ -14,14 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Polygon, Rectangle
 
 from labkit.course.figurekit import style, text_layout
-from labkit.course.figurekit.style import BLUES, FAINT, INK
+from labkit.course.figurekit.style import BLUES, INK
 from labkit.gguf.types import TYPES
 
 KINDS_OF_TENSORS = ("attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 """Rows of the map, in this order; other matrices of a layer, such as experts, follow."""
 _LONE = ("token_embd", "output")
-
-Unit = Literal["GiB", "bits per weight", "% of F16"]
 
 _MOST_LAYERS = 40
 
@@ -42,27 +40,25 @@ class TypedTensor(Protocol):
 
 @dataclass(frozen=True)
 class _Cell:
+    """A matrix's type, and the one it would have got if its rows divided into such blocks."""
+
     type: str
     wanted: str | None
 
 
 @style.styled
-def mixture_map(
-    tensors: Sequence[TypedTensor], *, kinds: Sequence[str] | None = None, title: str | None = None
-) -> Figure:
+def mixture_map(tensors: Sequence[TypedTensor]) -> Figure:
     """The type of every matrix of a file: kinds of tensors down, layers across, the more bits the darker.
 
     Args:
         tensors: of one file; norms and biases, which are not quantized, count for the bits but have no cell.
-        kinds: rows of the map, as in ``blk.0.<kind>.weight``; without it, all that are quantized.
-        title: replaces the sentence computed from the tensors.
 
     Raises:
         ValueError: a type that ggml does not know.
     """
     unknown = next((t for t in tensors if t.type not in TYPES), None)
     if unknown is not None:
-        raise ValueError(f"{unknown.name} has the type {unknown.type!r}, which ggml does not know.")
+        raise ValueError(f"{unknown.name} has the type {unknown.type!r}: give a type that ggml knows")
     cells: dict[tuple[str, int], _Cell] = {}
     for tensor in tensors:
         place = _place(tensor.name)
@@ -70,8 +66,8 @@ def mixture_map(
             cells[place] = _Cell(tensor.type, getattr(tensor, "wanted", None))
     # Routers and the like keep their F32.
     present = dict.fromkeys(kind for (kind, layer), cell in cells.items() if layer >= 0 and cell.type != "F32")
-    rows = list(kinds) if kinds is not None else [k for k in KINDS_OF_TENSORS if k in present]
-    rows += [k for k in present if kinds is None and k not in rows]
+    rows = [kind for kind in KINDS_OF_TENSORS if kind in present]
+    rows += [kind for kind in present if kind not in rows]
     cells = {at: cell for at, cell in cells.items() if at[0] in (rows if at[1] >= 0 else _LONE)}
     lone = [kind for kind in _LONE if (kind, -1) in cells]
     n_layers = max((layer for _, layer in cells), default=-1) + 1
@@ -83,7 +79,7 @@ def mixture_map(
     marks = _marks(used)
     height = len(bands) * (len(rows) + 1.5) + len(lone)
     n_legend = -(-(len(used) + 1) // 4)
-    fig = style.new_figure(0.85 + 0.23 * height + 0.24 * n_legend, title=title or _map_title(tensors, cells))
+    fig = style.new_figure(0.85 + 0.23 * height + 0.24 * n_legend, title=_title(tensors, cells))
     ax = fig.add_subplot()
     ax.set_axis_off()
     ax.set_xlim(-0.1, per_band + 0.1)
@@ -94,7 +90,7 @@ def mixture_map(
         step = next(n for n in (1, 2, 4, 5, 10) if n >= 40 / 1000 * per_band)
         for layer in band:
             if (layer - band.start) % step == 0:
-                _say(ax, layer - band.start + 0.5, y + 0.5, str(layer), 7.5)
+                say(ax, layer - band.start + 0.5, y + 0.5, str(layer), 7.5)
         for kind in rows:
             y += 1
             ax.text(-0.2, y + 0.5, text_layout.shorten(kind, 18), ha="right", va="center", fontsize=9)
@@ -142,19 +138,22 @@ def _marks(used: Sequence[str]) -> dict[str, str]:
 
 
 def _cell(ax: Axes, x: float, y: float, width: float, cell: _Cell, marks: Mapping[str, str]) -> None:
+    """Draw one matrix: the shade and mark of its type, and a corner if it did not fit the wanted one."""
     colour = shade(TYPES[cell.type].bpw)
     ax.add_patch(Rectangle((x, y), width, 1, label=cell.type, **style.solid(colour)))
     if cell.wanted:
         corner = [(x + width, y), (x + width, y + 0.34), (x + width - min(0.34, width), y)]
         ax.add_patch(Polygon(corner, facecolor=INK, edgecolor="white", linewidth=0.5, label="fallback", zorder=3))
-    _say(ax, x + width / 2, y + 0.54, marks[cell.type], 7.5, style.ink_on(colour))
+    say(ax, x + width / 2, y + 0.54, marks[cell.type], 7.5, style.ink_on(colour))
 
 
-def _say(ax: Axes, x: float, y: float, text: str, size: float, colour: str = INK) -> None:
+def say(ax: Axes, x: float, y: float, text: str, size: float, colour: str = INK) -> None:
+    """Write into the middle of a cell."""
     ax.text(x, y, text, ha="center", va="center", fontsize=size, color=colour, zorder=4, in_layout=False)
 
 
-def _map_title(tensors: Sequence[TypedTensor], cells: Mapping[tuple[str, int], _Cell]) -> str:
+def _title(tensors: Sequence[TypedTensor], cells: Mapping[tuple[str, int], _Cell]) -> str:
+    """How many types the file has, and how many bits per weight, as a sentence."""
     if not cells:
         return "This file has no matrix that could be shown here"
     elements = [math.prod(tensor.dims) for tensor in tensors]
@@ -166,90 +165,3 @@ def _map_title(tensors: Sequence[TypedTensor], cells: Mapping[tuple[str, int], _
     else:
         said = f"This file mixes {len(types)} types at {bits:.2f} bits per weight"
     return f"{said}; {fallen} of {len(cells)} matrices did not fit the wanted type" if fallen else said
-
-
-@style.styled
-def size_grid(
-    rows: Sequence[str],
-    columns: Sequence[str],
-    values: Sequence[Sequence[float | None]],
-    *,
-    unit: Unit,
-    title: str | None = None,
-) -> Figure:
-    """A table of shapes by file types, the larger the darker, with the number in each cell.
-
-    Args:
-        rows: names of the shapes.
-        columns: names of the file types.
-        values: one list per row with a figure per column, in ``unit``; None where there is none.
-        unit: what the figures are.
-        title: replaces the sentence computed from the figures.
-
-    Raises:
-        ValueError: not one figure per cell.
-    """
-    if len(values) != len(rows) or any(len(line) != len(columns) for line in values):
-        raise ValueError(f"The values do not fill {len(rows)} rows of {len(columns)} columns: give one for each cell.")
-    known = [value for line in values for value in line if value is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    upright = any(len(name) * 10.5 > 900 / max(len(columns), 1) - 6 for name in columns)
-    fig = style.new_figure(
-        1.0
-        + 0.27 * len(rows)
-        + (0.09 * max((len(text_layout.shorten(c, 18)) for c in columns), default=0) if upright else 0.2),
-        title=title or _grid_title(rows, columns, values, unit),
-    )
-    ax = fig.add_subplot()
-    ax.set_xlim(0, max(len(columns), 1))
-    ax.set_ylim(max(len(rows), 1), 0)
-    for y, line in enumerate(values):
-        for x, value in enumerate(line):
-            colour = "#FFFFFF" if value is None else _grid_shade(value, low, high, unit)
-            look: dict[str, Any] = {"hatch": "////", "facecolor": "white", "edgecolor": FAINT, "linewidth": 0}
-            ax.add_patch(Rectangle((x, y), 1, 1, **(look if value is None else style.solid(colour))))
-            if value is not None:
-                _say(ax, x + 0.5, y + 0.52, _figure(value, unit), 8 if len(columns) < 15 else 7, style.ink_on(colour))
-    ax.xaxis.tick_top()
-    ax.set_xticks([n + 0.5 for n in range(len(columns))], [text_layout.shorten(c, 18) for c in columns])
-    ax.tick_params(axis="x", length=0, labelrotation=90 if upright else 0)
-    ax.set_yticks([n + 0.5 for n in range(len(rows))], [text_layout.shorten(row, 24) for row in rows])
-    ax.tick_params(axis="y", length=0)
-    for side in ("left", "bottom"):
-        ax.spines[side].set_visible(False)
-    missing = ", hatched: not to be had" if len(known) < len(rows) * len(columns) else ""
-    ax.set_xlabel(f"{unit} (the darker the more{missing})")
-    return fig
-
-
-def _grid_shade(value: float, low: float, high: float, unit: Unit) -> str:
-    """Bits have their own shades; sizes differ a thousandfold, so these are compared by their logarithms."""
-    if unit != "GiB":
-        return shade(value if unit == "bits per weight" else value * 16 / 100)
-    return to_hex(BLUES(0.9 * math.log(value / low) / math.log(high / low) if high > low > 0 else 0.3))
-
-
-def _figure(value: float, unit: Unit) -> str:
-    if unit == "% of F16":
-        return f"{value:.0f}"
-    digits = 3 if value < 0.0995 else 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{digits}f}"
-
-
-def _grid_title(
-    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float | None]], unit: Unit
-) -> str:
-    by_row = [[v for v in line if v] for line in values]
-    spread = [max(line) / min(line) for line in by_row if line]
-    if not spread:
-        return "There is no file size to show yet"
-    if unit == "GiB":
-        return f"The type of a file's weights makes it up to {max(spread):.2g} times as small"
-    by_column = {name: [line[x] for line in values if line[x]] for x, name in enumerate(columns)}
-    ranges = {n: (min(v for v in found if v), max(v for v in found if v)) for n, found in by_column.items() if found}
-    name = max(ranges, key=lambda n: ranges[n][1] / ranges[n][0])
-    low, high = (_figure(end, unit) for end in ranges[name])
-    if low == high:
-        return f"Each file type takes the same {unit} in all of these shapes"
-    what = "bits per weight" if unit == "bits per weight" else "% of the F16 file"
-    return f"{text_layout.shorten(name, 18)} means {low} to {high} {what}, depending on the model"

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from labkit.course.figurekit import style, text_layout
 from labkit.course.figurekit.style import FAINT, INK, MEASURED
-from labkit.course.lab02.figures.blocks import SCALES
+from labkit.course.lab02.figures.block_parts import SCALES
 
 Numbers = Sequence[float] | npt.NDArray[np.floating[Any]]
 
@@ -41,7 +41,6 @@ def block_weights(
     minima: Numbers | None = None,
     original: Numbers | None = None,
     sub_block: int | None = None,
-    title: str | None = None,
 ) -> Figure:
     """The weights of one block as bars, what they were as open dots, and below them the scale of each sub-block.
 
@@ -51,7 +50,6 @@ def block_weights(
         minima: one per sub-block: the value of the integer 0, which is −dmin · m or m.
         original: the weights before quantizing, as many as ``decoded``.
         sub_block: weights that share a scale; without it, what the number of scales says, or 32.
-        title: replaces the sentence computed from the weights.
 
     Raises:
         ValueError: lengths that do not fit each other, or a value that is no finite number.
@@ -63,10 +61,10 @@ def block_weights(
     zeros = None if minima is None else _numbers("minima", minima, n_sub)
     were = None if original is None else _numbers("original", original, len(values))
     if steps is not None and len(steps) != n_sub:
-        raise ValueError(f"{len(steps)} scales for {n_sub} sub-blocks of {width}: give one each.")
+        raise ValueError(f"{len(steps)} scales for {n_sub} sub-blocks of {width}: give one each")
 
     stepped = steps is not None and n_sub > 1
-    fig = style.new_figure(4.9 if stepped else 3.9, title=title or _weights_title(values, were, steps, width))
+    fig = style.new_figure(4.9 if stepped else 3.9, title=_weights_title(values, were, steps, width))
     ratio = {"height_ratios": [3, 1]} if stepped else None
     panels = fig.subplots(2 if stepped else 1, 1, sharex=True, squeeze=False, gridspec_kw=ratio)[:, 0]
     ax = panels[0]
@@ -112,6 +110,7 @@ def _weights_title(
     steps: npt.NDArray[np.float64] | None,
     width: int,
 ) -> str:
+    """How many values the weights take, or how far they are off, as a sentence."""
     n = len(values)
     if were is None or not n:
         different = len(np.unique(values))
@@ -119,7 +118,7 @@ def _weights_title(
         return f"The {n} weights of this block take {only}{different} different value{'s' * (different != 1)}"
     errors = np.abs(were - values)
     if not errors.any():
-        return f"The {n} weights of this block came through without any error"
+        return f"The {n} weights of this block have no error at all"
     worst = int(errors.argmax())
     step = abs(float(steps[worst // width])) if steps is not None else 0.0
     share = f", {errors[worst] / step:.2g} of its step" if step else ""
@@ -129,20 +128,19 @@ def _weights_title(
 
 
 @style.styled
-def outlier(before: BlockFit, after: BlockFit, *, title: str | None = None) -> Figure:
+def outlier(before: BlockFit, after: BlockFit) -> Figure:
     """One block without and with one large weight, side by side: the values it can hold as lines, coarser on the right.
 
     Args:
         before: the block as it is.
         after: the same block with one weight made large; the weight that differs most between the two is taken for it.
-        title: replaces the sentence computed from the blocks.
 
     Raises:
         ValueError: blocks of different lengths, or a value that is no finite number.
     """
     n = len(before.original)
     if not n:
-        raise ValueError("The block is empty: give its weights.")
+        raise ValueError("the block is empty: give its weights")
     fits = [
         (_numbers("original", fit.original, n), _numbers("decoded", fit.decoded, n), _numbers("levels", fit.levels))
         for fit in (before, after)
@@ -150,7 +148,7 @@ def outlier(before: BlockFit, after: BlockFit, *, title: str | None = None) -> F
     at = int(np.abs(fits[1][0] - fits[0][0]).argmax())
     others = np.arange(n) != at
     errors = [float(np.sqrt(((were - values)[others] ** 2).mean())) if n > 1 else 0.0 for were, values, _ in fits]
-    fig = style.new_figure(4.3, title=title or _outlier_title(fits[0][0], fits[1][0], at, errors))
+    fig = style.new_figure(4.3, title=_outlier_title(fits[0][0], fits[1][0], at, errors))
     panels = fig.subplots(1, 2, sharey=True)
     shown = np.concatenate([part[others] for were, values, _ in fits for part in (were, values)] + [np.zeros(1)])
     margin = 0.14 * float(np.ptp(shown)) or 1.0
@@ -175,7 +173,7 @@ def outlier(before: BlockFit, after: BlockFit, *, title: str | None = None) -> F
 
 
 def _levels(ax: Axes, levels: npt.NDArray[np.float64]) -> None:
-    """The values that the block can hold, as far as they are in sight."""
+    """Draw the values that the block can hold, as far as they are in sight."""
     low, high = ax.get_ylim()
     seen = np.unique(levels[(levels >= low) & (levels <= high)])
     ax.hlines(
@@ -184,12 +182,13 @@ def _levels(ax: Axes, levels: npt.NDArray[np.float64]) -> None:
 
 
 def _step(levels: npt.NDArray[np.float64]) -> str:
+    """The usual distance between two values that the block can hold, in words."""
     gaps = np.diff(np.unique(levels))
     return f"steps of {float(np.median(gaps)):.2g}" if len(gaps) else "no steps"
 
 
 def _beyond(ax: Axes, at: int, weight: float, n: int) -> None:
-    """Say how large the outlier is where it is out of sight."""
+    """Mark an outlier that is out of sight at the edge, with its size."""
     low, high = ax.get_ylim()
     if low <= weight <= high:
         return
@@ -210,31 +209,30 @@ def _beyond(ax: Axes, at: int, weight: float, n: int) -> None:
 
 
 def _outlier_title(was: npt.NDArray[np.float64], now: npt.NDArray[np.float64], at: int, errors: Sequence[float]) -> str:
+    """What one large weight does to the error of the others, as a sentence."""
     others = np.delete(np.abs(now), at)
     if now[at] == was[at]:
         return "These two blocks have the same weights, so there is no outlier to see"
     size = abs(float(now[at])) / float(others.max()) if others.max(initial=0) > 0 else 0.0
-    large = f"One weight {_times(size)} as large as the next" if size else "One large weight"
+    large = f"One weight {text_layout.factor(size)} as large as the next" if size else "One large weight"
     if errors[0] <= 0:
-        return f"{large} {'spoils' if errors[1] > 0 else 'does no harm to'} the others, which had no error"
+        return f"{large} {'gives the others an error' if errors[1] > 0 else 'leaves the others without error'}"
     factor = errors[1] / errors[0]
     if factor < 1.05:
         return f"{large} does not make the error of the others grow"
-    return f"{large} makes the error of all others {_times(factor)} as large"
+    return f"{large} makes the error of all others {text_layout.factor(factor)} as large"
 
 
 def _text(value: float, form: str = ".2g") -> str:
+    """A number with a minus sign that is no hyphen."""
     return f"{'−' if value < 0 else ''}{abs(value):{form}}"
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.0f} times" if ratio >= 9.95 else f"{ratio:.1f} times"
-
-
 def _numbers(name: str, figures: Numbers, length: int | None = None) -> npt.NDArray[np.float64]:
+    """The figures as one row, all finite and as many as ``length``."""
     found = np.asarray(figures, dtype=np.float64).reshape(-1)
     if length is not None and len(found) != length:
-        raise ValueError(f"{name} has {len(found)} values where {length} belong.")
+        raise ValueError(f"{name} has {len(found)} values: give {length}")
     if not np.isfinite(found).all():
-        raise ValueError(f"{name} has a value that is no finite number: check the scales it was computed with.")
+        raise ValueError(f"{name} has a value that is no finite number: check the scales it was computed with")
     return found

@@ -1,10 +1,10 @@
-"""Bytes of a KV cache: by type, layer by layer, and the compute buffer beside it."""
+"""Bytes of a KV cache: by type, and layer by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,14 +12,12 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from labkit.course.figurekit import point_labels, style, text_layout
-from labkit.course.figurekit.line_labels import name_ends, tokens
-from labkit.course.figurekit.style import GUESS, INK, KINDS
-from labkit.units import fmt_bytes, times
+from labkit.course.figurekit import guesses, style, text_layout
+from labkit.course.figurekit.style import INK, KINDS
+from labkit.units import fmt_bytes
 
 if TYPE_CHECKING:
     from labkit.predict.kv import Cache
-    from labkit.settings import Settings
 
 _KV = KINDS["kv"]
 
@@ -40,23 +38,20 @@ class SizeRow:
 
 
 @style.styled
-def cache_sizes(
-    rows: Sequence[SizeRow], *, guess: Mapping[str, float] | None = None, title: str | None = None
-) -> Figure:
+def cache_sizes(rows: Sequence[SizeRow], *, guess_share: Mapping[str, float | None] | None = None) -> Figure:
     """Two bars per row: predicted (hatched) over measured (solid), with their share of the first row.
 
     Args:
         rows: one type of cache each, from the top; the first is what the others are compared with.
-        guess: the learner's own prediction in bytes, by label.
-        title: replaces the sentence computed from the rows.
+        guess_share: the learner's own prediction of the first row's share that another needs, 0 to 1, by label.
     """
-    own = {row.label: guess[row.label] for row in rows if guess and guess.get(row.label) is not None}
     sizes = [size for row in rows for size in (row.predicted_bytes, row.measured_bytes) if size is not None]
     largest = max(sizes, default=0)
     unit, unit_name = style.axis_unit(largest)
-    fig = style.new_figure(1.6 + 0.62 * len(rows), title=title or _sizes_title(rows))
+    fig = style.new_figure(1.6 + 0.62 * len(rows), title=_sizes_title(rows))
     ax = fig.add_subplot()
     ends: list[Text] = []
+    own: dict[int, float] = {}
     for y, row in enumerate(rows):
         share = (
             f", {text_layout.percent(row.predicted_bytes / rows[0].predicted_bytes)}" if rows[0].predicted_bytes else ""
@@ -68,37 +63,31 @@ def cache_sizes(
         else:
             said = f"{fmt_bytes(row.measured_bytes)} measured"
             ends.append(_bar(ax, y + 0.19, row.measured_bytes / unit, said, style.solid(_KV.colour)))
-    shown = [value for value in own.values() if value <= 3 * largest]
-    ax.set_xlim(0, max([largest, *shown, 1]) * 1.02 / unit)
+        if (share_of := guesses.number((guess_share or {}).get(row.label))) is not None:
+            own[y] = share_of * rows[0].predicted_bytes
+    ax.set_xlim(0, max([largest, 1, *(guesses.within(size, largest) for size in own.values())]) * 1.02 / unit)
     ax.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     ax.set_yticks(range(len(rows)), [text_layout.wrap(row.label, 24) for row in rows])
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel(f"KV cache, {unit_name}")
-    for y, row in enumerate(rows):
-        if row.label in own:
-            _own(ax, y, own[row.label], unit, ends[2 * y])
-    handles = [style.swatch(_KV, predicted=True), style.swatch(_KV)]
+    for y, size in own.items():
+        *_, said = guesses.draw(ax, size / unit, y, text_layout.percent(size / max(rows[0].predicted_bytes, 1)))
+        ends[2 * y].set_text(f"{ends[2 * y].get_text()}; {said}")
+    handles = [style.swatch(_KV, predicted=True), style.swatch(_KV, predicted=False)]
     text_layout.legend_below(fig, handles, ["predicted", "measured"])
     text_layout.make_room(fig, {ax: ends})
     return fig
 
 
 def _bar(ax: Axes, y: float, width: float, said: str, look: Mapping[str, Any]) -> Text:
+    """Draw one bar, if it has any length; return its text."""
     if width > 0:
         ax.barh(y, width, 0.36, **look)
-    where: dict[str, Any] = {"textcoords": "offset points", "va": "center", "bbox": text_layout.BACKED, "zorder": 5}
-    return ax.annotate(said, (width, y), (6, 0), fontsize=8.5, **where)
-
-
-def _own(ax: Axes, y: int, guess: float, unit: int, label: Text) -> None:
-    """The learner's diamond between the two bars; its words are appended to the label of the bar above."""
-    high = ax.get_xlim()[1]
-    ax.plot(min(guess / unit, high), y, "D", color=GUESS, markersize=7, zorder=6, clip_on=False, label="_guess")
-    beyond = ", beyond this axis" if guess / unit > high else ""
-    label.set_text(f"{label.get_text()}; you predicted {fmt_bytes(guess)}{beyond}")
+    return text_layout.beside(ax, width, y, said)
 
 
 def _sizes_title(rows: Sequence[SizeRow]) -> str:
+    """The smallest cache beside the first, and how far the predictions are off, as a sentence."""
     if not rows:
         return "There is no cache to compare here yet"
     small = min(rows, key=lambda row: row.predicted_bytes)
@@ -111,7 +100,7 @@ def _sizes_title(rows: Sequence[SizeRow]) -> str:
     else:
         agree = ""
     if small is rows[0]:
-        return f"A cache of {fmt_bytes(small.predicted_bytes)} in {text_layout.shorten(small.label, 24)}{agree}"
+        return f"A cache in {text_layout.shorten(small.label, 24)} takes {fmt_bytes(small.predicted_bytes)}{agree}"
     share = text_layout.percent(small.predicted_bytes / rows[0].predicted_bytes)
     names = text_layout.shorten(small.label, 20), text_layout.shorten(rows[0].label, 20)
     return f"A cache in {names[0]} takes {share} of one in {names[1]}{agree}"
@@ -126,19 +115,18 @@ _NOTHING = {"shared": ("uses an earlier layer's", "<"), "none": ("keeps nothing"
 
 
 @style.styled
-def cache_layers(cache: Cache, *, title: str | None = None) -> Figure:
+def cache_layers(cache: Cache) -> Figure:
     """Bytes of the cache layer by layer, hatched by what is kept; a layer that keeps nothing has a mark on the axis.
 
     Args:
         cache: as ``predict.cache`` gives it. A layer may keep tokens and a recurrent state, one above the other.
-        title: replaces the sentence computed from the cache.
     """
     layers = cache.layers
     parts = {kind: {x.layer: x.k_bytes + x.v_bytes for x in layers if x.kind == kind} for kind in ("full", "window")}
     parts["recurrent"] = {x.layer: x.recurrent_bytes for x in layers if x.recurrent_bytes}
     largest = max((x.bytes for x in layers), default=0)
     unit, unit_name = style.axis_unit(largest)
-    fig = style.new_figure(3.9, title=title or _layers_title(cache, parts))
+    fig = style.new_figure(3.9, title=_layers_title(cache, parts))
     ax = fig.add_subplot()
     handles: list[Any] = []
     names = []
@@ -167,6 +155,7 @@ def cache_layers(cache: Cache, *, title: str | None = None) -> Figure:
 
 
 def _sum(sizes: Sequence[int]) -> str:
+    """The layers of one kind and their bytes, in words."""
     if len(sizes) == 1:
         return f"1 layer: {fmt_bytes(sizes[0])}"
     total = fmt_bytes(sum(sizes))
@@ -176,6 +165,7 @@ def _sum(sizes: Sequence[int]) -> str:
 
 
 def _layers_title(cache: Cache, parts: Mapping[str, Mapping[int, int]]) -> str:
+    """What most of the bytes are kept for, as a sentence."""
     n, total = len(cache.layers), cache.bytes
     if not total:
         return "No layer of this model keeps anything in a cache"
@@ -188,64 +178,4 @@ def _layers_title(cache: Cache, parts: Mapping[str, Mapping[int, int]]) -> str:
         alike = ", each the same" if len(set(own.values())) == 1 else ""
         return f"All {n} layers keep {what}{alike}: {fmt_bytes(total)} together"
     share = text_layout.percent(sum(own.values()) / total)
-    return f"{len(own)} of {n} layers keep {what}: {share} of all {fmt_bytes(total)}"
-
-
-class Planned(Protocol):
-    """What llama.cpp plans for one setting, such as ``dry_runs`` gives; None where it refused."""
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def compute_bytes(self) -> int | None: ...
-
-
-@style.styled
-def flash_attention(rows: Sequence[Planned], *, title: str | None = None) -> Figure:
-    """The compute buffer against the length of the context, a line for each setting of flash attention.
-
-    Args:
-        rows: settings that differ in ``n_ctx`` and ``flash_attn``; a refused one is left out.
-        title: replaces the sentence computed from the rows.
-    """
-    found: dict[str, dict[int, int]] = {}
-    for row in rows:
-        if row.compute_bytes is not None:
-            found.setdefault(row.settings.flash_attn, {})[row.settings.n_ctx] = row.compute_bytes
-    fig = style.new_figure(3.9, title=title or _flash_title(found))
-    ax = fig.add_subplot()
-    largest = max((size for line in found.values() for size in line.values()), default=0)
-    unit, unit_name = style.axis_unit(largest)
-    ax.set_ylim(0, largest * 1.1 / unit or 1)
-    ax.set_xlabel("tokens of context, n_ctx")
-    ax.set_ylabel(f"compute buffer, {unit_name}")
-    colour = KINDS["compute"].colour
-    ends, marks, drawn = [], [], []
-    for (name, line), mark in zip(sorted(found.items()), "osD", strict=False):
-        at = sorted(line)
-        figures = [line[n] / unit for n in at]
-        ax.plot(at, figures, f"{mark}-", color=colour, markeredgecolor=INK, markersize=7, linewidth=2, label=name)
-        ends.append((at[-1], figures[-1], f"flash attention {name}:\n{fmt_bytes(line[at[-1]])}"))
-        # Where the lines lie close together and to the axis, figures would only hide them.
-        marks += [point_labels.Mark(n, line[n] / unit, fmt_bytes(line[n]) * (line[n] > largest / 6)) for n in at[:-1]]
-        drawn.append((at, figures))
-    contexts = sorted({n for line in found.values() for n in line})
-    ax.set_xlim(0, (contexts or [1])[-1])
-    shown = [n for n in contexts if n >= contexts[-1] / 10]
-    name_ends(ax, ends, ticks=[0, *shown])
-    ax.set_xticks([0, *shown], ["0", *(tokens(n) for n in shown)])
-    fig.draw_without_rendering()
-    point_labels.label(ax, marks, lines=[box for line in drawn for box in point_labels.along(ax, *line)])
-    return fig
-
-
-def _flash_title(found: Mapping[str, Mapping[int, int]]) -> str:
-    off = found.get("off", {})
-    on = found.get("on") or found.get("auto") or {}
-    both = sorted(set(off) & set(on))
-    if not both:
-        return "There is nothing to compare flash attention with yet"
-    n = both[-1]
-    if off[n] <= on[n]:
-        return f"At {n:,} tokens flash attention saves nothing of the compute buffer"
-    return f"At {n:,} tokens the compute buffer is {times(off[n], on[n])} as large without flash attention"
+    return f"{len(own)} of {n} layers keep {what}: {share} of the cache's {fmt_bytes(total)}"

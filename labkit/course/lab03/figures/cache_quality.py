@@ -1,4 +1,4 @@
-"""What a quantized cache does to a model's predictions: for each pair of types, and along the text."""
+"""How far a quantized cache changes a model's predictions: for each pair of types, and along the text."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ _LIGHTEST, _DARKEST = 1e-4, 1.0  # nats; fixed, so that a shade means the same i
 
 
 @style.styled
-def cache_quality(rows: Sequence[CacheQuality], *, title: str | None = None) -> Figure:
+def cache_quality(rows: Sequence[CacheQuality]) -> Figure:
     """Mean KL divergence for each pair of cache types: K down, V across, rotated on the left, not rotated on the right.
 
     Args:
         rows: one measurement each; of two of the same pair the last counts. A pair that was not measured stays empty.
-        title: replaces the sentence computed from the rows.
     """
     found = {(row.rotated, row.type_k, row.type_v): row for row in rows}
     order = list(CACHE_TYPES)
@@ -37,7 +36,7 @@ def cache_quality(rows: Sequence[CacheQuality], *, title: str | None = None) -> 
     sides = [side for side in (True, False) if any(row.rotated == side for row in rows)] or [True]
     beside = len(v_types) * len(sides) <= 10
     across, down = (len(sides), 1) if beside else (1, len(sides))
-    fig = style.new_figure(0.95 + down * (0.5 + 0.46 * max(len(k_types), 1)), title=title or _title(rows))
+    fig = style.new_figure(0.95 + down * (0.5 + 0.46 * max(len(k_types), 1)), title=_title(rows))
     panels = fig.subplots(down, across, squeeze=False).ravel()
     small = len(v_types) * across > 7
     for ax, side in zip(panels, sides, strict=True):
@@ -62,6 +61,7 @@ def cache_quality(rows: Sequence[CacheQuality], *, title: str | None = None) -> 
 
 
 def _cell(ax: Axes, x: int, y: int, row: CacheQuality | None, *, small: bool) -> None:
+    """Draw one pair: its divergence and standard error, the darker the more."""
     if row is None:
         empty: dict[str, Any] = {"hatch": "////", "facecolor": "white", "edgecolor": FAINT, "linewidth": 0}
         ax.add_patch(Rectangle((x, y), 1, 1, label="empty", **empty))
@@ -95,6 +95,7 @@ def nats(kld: float) -> str:
 
 
 def _title(rows: Sequence[CacheQuality]) -> str:
+    """Which half is sensitive, and what rotation gains, as a sentence."""
     if not rows:
         return "No pair of cache types has been compared yet"
     rotated = {(r.type_k, r.type_v): r.quality.kld_mean for r in rows if r.rotated}
@@ -103,23 +104,22 @@ def _title(rows: Sequence[CacheQuality]) -> str:
     said = _sensitive(rotated or plain)
     if both:
         most = max(both)  # where it matters most
-        ratio = most[0] / most[1]
-        factor = f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.1f}"
-        pair = "/".join(most[2])
-        turned = (
-            f"without rotation {pair} is {factor} times as far off" if ratio > 1.05 else "rotation gains nothing here"
-        )
-        return f"{said}; {turned}" if said else f"{turned[0].upper()}{turned[1:]}"
+        ratio, pair = most[0] / most[1], "/".join(most[2])
+        rotation = "rotation gains nothing here"
+        if ratio > 1.05:
+            rotation = f"without rotation {pair} diverges {text_layout.factor(ratio)} as much"
+        return f"{said}; {rotation}" if said else f"{rotation[0].upper()}{rotation[1:]}"
     if said:
         return said
     worst = max(rows, key=lambda row: row.quality.kld_mean)
     if worst.quality.kld_mean <= 0:
         return "These caches change nothing in what the model predicts"
-    return f"A cache in {worst.type_k}/{worst.type_v} is {nats(worst.quality.kld_mean)} nats away from one in f16"
+    pair = f"{worst.type_k}/{worst.type_v}"
+    return f"With a cache in {pair} predictions diverge by {nats(worst.quality.kld_mean)} nats from those with f16"
 
 
 def _sensitive(klds: dict[tuple[str, str], float]) -> str:
-    """Which half minds more, from the worst pair and its mirror image."""
+    """Which of K and V is more sensitive, as a sentence, from the worst pair and its mirror image; "" without one."""
     mirrored = [(klds[k, v], klds[v, k], k, v) for k, v in klds if k != v and klds.get((v, k), 0) > 0]
     if not mirrored:
         return ""
@@ -130,20 +130,19 @@ def _sensitive(klds: dict[tuple[str, str], float]) -> str:
     coarse = max(k, v, key=lambda name: klds.get((name, name), 0))
     half, other = ("K", "V") if coarse == k else ("V", "K")
     if high < 1.2 * low:
-        return "K and V mind equally which of them is stored coarsely"
-    return f"{half} is the sensitive half: {coarse} for {half} alone costs {nats(high)} nats, for {other} {nats(low)}"
+        return "K and V are equally sensitive to a coarse type"
+    return f"{coarse} costs {nats(high)} nats if only {half} is stored in it, and {nats(low)} if only {other} is"
 
 
 @style.styled
-def kld_by_position(rows: Sequence[CacheQuality], *, title: str | None = None) -> Figure:
+def kld_by_position(rows: Sequence[CacheQuality]) -> Figure:
     """KL divergence along the text (log), a line per pair of types; the mean of each bin stands at its middle.
 
     Args:
         rows: measurements with ``kld_by_position``; a bin without divergence is drawn just above the axis. Whiskers
-            are standard errors, left out where more than four lines would tangle them.
-        title: replaces the sentence computed from the rows.
+            are standard errors, left out where there are more than four lines.
     """
-    fig = style.new_figure(max(4.0, 1.6 + 0.19 * len(rows)), title=title or _position_title(rows))
+    fig = style.new_figure(max(4.0, 1.6 + 0.19 * len(rows)), title=_position_title(rows))
     ax = fig.add_subplot()
     seen = [kld for row in rows for kld in row.kld_by_position if kld > 0]
     low, high = (min(seen), max(seen)) if seen else (1e-4, 1.0)
@@ -172,20 +171,14 @@ def kld_by_position(rows: Sequence[CacheQuality], *, title: str | None = None) -
 
 
 def _position_title(rows: Sequence[CacheQuality]) -> str:
+    """How the divergence changes from the first to the last tokens, as a sentence."""
     grown = [(row.kld_by_position[0], row.kld_by_position[-1], row) for row in rows if len(row.kld_by_position) > 1]
     grown = [item for item in grown if item[0] > 0 and item[1] > 0]
     if not grown:
         return "There is no divergence along the text to show yet"
     first, last, row = max(grown, key=lambda item: item[1])
-    ratio = last / first
-    how = (
-        f"grows to {ratio:.1f} times"
-        if ratio > 1.25
-        else f"shrinks to {text_layout.percent(ratio)} of"
-        if ratio < 0.8
-        else ""
-    )
-    pair = f"{row.type_k}/{row.type_v}"
-    if not how:
-        return f"The divergence of {pair} is as large at the end of the text as at its beginning"
-    return f"Along the text the divergence of {pair} {how} what it was at the beginning"
+    ratio, pair = last / first, f"{row.type_k}/{row.type_v}"
+    if 0.8 <= ratio <= 1.25:
+        return f"The divergence of {pair} is about as large at the end of the text as at its beginning"
+    size = text_layout.factor(ratio) if ratio > 1 else text_layout.percent(ratio)
+    return f"At the end of the text the divergence of {pair} is {size} of that at its beginning"

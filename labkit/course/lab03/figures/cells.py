@@ -39,19 +39,17 @@ def slot_map(
     snapshots: Sequence[Map],
     *,
     selected: int | None = None,
-    title: str | None = None,
 ) -> Figure:
     """A strip of cells after each step, from the top: a shade and a number for each sequence, empty cells white.
 
     Args:
         snapshots: one for each step.
         selected: the last step to show; later ones keep their row but stay blank, so that the picture does not jump.
-        title: replaces the sentence computed from the snapshots.
     """
     shown = len(snapshots) if selected is None else min(max(selected, 0) + 1, len(snapshots))
-    said = _title(snapshots if selected is None else snapshots[shown - 1 : shown])
+    title = _title(snapshots if selected is None else snapshots[shown - 1 : shown])
     n_cells = max((len(snapshot.cells) for snapshot in snapshots), default=1)
-    fig = style.new_figure(1.35 + 0.36 * max(len(snapshots), 1), title=title or said)
+    fig = style.new_figure(1.35 + 0.36 * max(len(snapshots), 1), title=title)
     ax = fig.add_subplot()
     ax.set_xlim(0, n_cells)
     ax.set_ylim(max(len(snapshots), 1) - 0.5, -0.5)
@@ -63,9 +61,7 @@ def slot_map(
         kinds |= {int(cell) for cell in snapshot.cells}
         if y < shown:
             _strip(ax, y, snapshot, marked=y == selected)
-            share = f"{snapshot.used} of {len(snapshot.cells)}"
-            right: dict[str, Any] = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points"}
-            ax.annotate(share, (1, y), (6, 0), va="center", fontsize=8.5, annotation_clip=False, **right)
+            text_layout.beside(ax, n_cells, y, f"{snapshot.used} of {len(snapshot.cells)}", bbox=None)
     ax.set_yticks(range(len(names)), names, fontsize=8.5)
     for tick, name, y in zip(ax.get_yticklabels(), names, range(len(names)), strict=True):
         tick.set_color(LIMIT if "\n" in name else INK if y < shown else "#767676")
@@ -83,6 +79,7 @@ def slot_map(
 
 
 def _handles(kinds: set[int]) -> dict[str, Patch]:
+    """The legend's patches by name, for the kinds of cells that are drawn."""
     sequences = sorted(kind for kind in kinds if kind >= 0)
     found = {f"sequence {n}": Patch(**style.solid(_shade(n))) for n in sequences[:6]}
     if SHARED in kinds:
@@ -95,10 +92,12 @@ def _handles(kinds: set[int]) -> dict[str, Patch]:
 
 
 def _shade(sequence: int) -> str:
+    """The colour of a sequence."""
     return _SHADES[sequence % len(_SHADES)]
 
 
 def _look(kind: int) -> dict[str, Any]:
+    """Patch settings of a kind of cell."""
     if kind == SHARED:
         return {**style.hatched(KINDS["kv"].colour, "xxxx"), "linewidth": 0.6}
     if kind == RESERVED:
@@ -116,6 +115,7 @@ def runs(cells: Any) -> Iterator[tuple[int, int, int]]:
 
 
 def _strip(ax: Axes, y: int, snapshot: Map, *, marked: bool) -> None:
+    """Draw the cells after one step, framed if it is the selected one."""
     size = len(snapshot.cells)
     streams = getattr(snapshot, "n_streams", 1)
     each = size // streams
@@ -151,6 +151,7 @@ def _name_runs(fig: Figure, ax: Axes, snapshots: Sequence[Map]) -> None:
 
 
 def _names(kind: int, length: int) -> list[str]:
+    """What may be written into a run of cells, the longest first."""
     if kind >= 0:
         return [f"seq {kind}: {length} cells", f"seq {kind}: {length}", f"{kind}: {length}", f"{kind}"]
     what = "shared" if kind == SHARED else "reserved"
@@ -163,6 +164,7 @@ def has_room(snapshot: Map) -> bool:
 
 
 def _refusal(snapshot: Map) -> str:
+    """Why a step found no room."""
     status = getattr(snapshot, "status", 0)
     return f"no slot: decode returned {status}" if status else "not admitted"
 
@@ -186,6 +188,7 @@ def step_text(step: Any) -> str:
 
 
 def _title(snapshots: Sequence[Map]) -> str:
+    """The first step that found no room, else a sequence in pieces, else how full the cache gets, as a sentence."""
     if not snapshots:
         return "No step has been taken yet, so the cache is empty"
     refused = next((snapshot for snapshot in snapshots if not has_room(snapshot)), None)
@@ -198,7 +201,7 @@ def _title(snapshots: Sequence[Map]) -> str:
             pieces[kind] = pieces.get(kind, 0) + 1
         split = [kind for kind, n in pieces.items() if kind >= 0 and n > 1]
         if split:
-            return f"Sequence {split[0]} lies in {pieces[split[0]]} pieces: a cell goes wherever one is free"
+            return f"Sequence {split[0]} is stored in {pieces[split[0]]} pieces: it takes any cells that are free"
     most = max(snapshots, key=lambda snapshot: snapshot.used)
     if not most.used:
         return f"All {len(most.cells)} cells of the cache are empty"

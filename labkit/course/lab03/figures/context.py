@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import NullLocator
 
-from labkit.course.figurekit import style, text_layout
+from labkit.course.figurekit import limits, style, text_layout
 from labkit.course.figurekit.line_labels import tokens
-from labkit.course.figurekit.style import GUESS, INK, KINDS, LIMIT, Kind
+from labkit.course.figurekit.style import INK, KINDS, LIMIT, Kind
 from labkit.planning.context import BudgetRow
 from labkit.settings import CELL_PADDING
 from labkit.units import fmt_bytes
@@ -33,8 +32,6 @@ def context_budget(
     limit_bytes: int | None = None,
     selected: int | None = None,
     top_bytes: int | None = None,
-    guess: float | None = None,
-    title: str | None = None,
 ) -> Figure:
     """Weights, KV cache and compute buffer, stacked, against the length of the context, and where they stop fitting.
 
@@ -45,21 +42,19 @@ def context_budget(
         limit_bytes: what the machine can give, drawn as a line.
         selected: the length whose parts are written out; without it, the longest that fits.
         top_bytes: end of the axis of memory; without it, the axis fits limit and weights.
-        guess: the learner's own prediction of the longest context that fits.
-        title: replaces the sentence computed from the rows.
 
     Raises:
         ValueError: all rows are of one length.
     """
     if len({row.n_ctx for row in rows}) < 2:
-        raise ValueError("A picture against the context needs two lengths or more: give one row for each.")
+        raise ValueError("a picture against the context needs two lengths or more: give one row for each")
     rows = sorted(rows, key=lambda row: row.n_ctx)
     first, last = rows[0], rows[-1]
     fits, passes = _longest(rows, limit_bytes), _passing(rows)
     top = top_bytes or _top(rows, limit_bytes)
     unit, unit_name = style.axis_unit(top)
 
-    fig = style.new_figure(4.6, title=title or _title(rows, limit_bytes, fits, passes))
+    fig = style.new_figure(4.6, title=_title(rows, limit_bytes, fits, passes))
     ax = fig.add_subplot()
     ax.set_xscale("log", base=2)
     at = np.unique(np.r_[np.geomspace(first.n_ctx, last.n_ctx, 240), [row.n_ctx for row in rows]])
@@ -86,24 +81,28 @@ def context_budget(
         above.append((passes, f"cache = weights at {passes:,} tokens"))
     if above:
         text_layout.names_above(ax, sorted(above), gap_px=40)
-    if guess is not None and limit_bytes is not None:
-        _own(ax, guess, min(limit_bytes, top) / unit)
     more = " and more" if fits == last.n_ctx else ""
-    _limit(ax, limit_bytes, unit, f": fits up to {fits:,} tokens{more}" if fits else "")
+    if limit_bytes is not None:
+        fit = f": {fits:,} tokens{more} fit" if fits else ""
+        limits.across(ax, limit_bytes / unit, f"limit {fmt_bytes(limit_bytes)}{fit}")
     if limit_bytes is not None and fits and not more and limit_bytes <= top:
         ax.plot(fits, limit_bytes / unit, "o", color=LIMIT, markersize=8, zorder=6, clip_on=False, label="_fits")
     end = low[-1] * unit
     if end > top:
-        _say(ax, 0.985, 0.95, f"{fmt_bytes(end)} at {last.n_ctx:,} ↑", ha="right", transform=ax.transAxes)
+        at_end: dict[str, Any] = {"ha": "right", "va": "center", "bbox": text_layout.BACKED, "in_layout": False}
+        said = f"{fmt_bytes(end)} at {last.n_ctx:,} ↑"
+        ax.text(0.985, 0.95, said, transform=ax.transAxes, fontsize=8.5, zorder=6, **at_end)
     _parts(ax, rows, selected or fits or last.n_ctx, unit)
     return fig
 
 
 def _between(rows: Sequence[BudgetRow], name: str, at: Any) -> Any:
+    """Bytes of one part at these lengths, even growth taken for granted between two rows."""
     return np.interp(at, [row.n_ctx for row in rows], [float(getattr(row, name)) for row in rows])
 
 
 def _top(rows: Sequence[BudgetRow], limit_bytes: int | None) -> float:
+    """Where the axis of memory ends, in bytes."""
     everything = rows[-1].bytes * 1.08
     if limit_bytes is None:
         return everything or 1
@@ -135,6 +134,7 @@ def _passing(rows: Sequence[BudgetRow]) -> int | None:
 
 
 def _tick_tokens(ax: Axes) -> None:
+    """Put ticks at powers of two, at most twelve."""
     low, high = ax.get_xlim()
     ticks = [1 << n for n in range(31) if low <= 1 << n <= high]
     step = -(-len(ticks) // 12)
@@ -142,60 +142,8 @@ def _tick_tokens(ax: Axes) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
 
 
-def _say(ax: Axes, x: float, y: float, text: str, **options: Any) -> Text:
-    look: dict[str, Any] = {
-        "va": "center",
-        "fontsize": 8.5,
-        "bbox": text_layout.BACKED,
-        "zorder": 6,
-        "in_layout": False,
-    }
-    return ax.text(x, y, text, **(look | options))
-
-
-def _limit(ax: Axes, limit_bytes: int | None, unit: int, said: str) -> None:
-    if limit_bytes is None:
-        return
-    name, high = f"limit {fmt_bytes(limit_bytes)}{said}", ax.get_ylim()[1]
-    look: dict[str, Any] = {"color": LIMIT, "fontsize": 9}
-    if limit_bytes / unit > high:
-        _say(ax, 0.012, 0.95, f"{name}, above this axis ↑", transform=ax.transAxes, **look)
-        return
-    ax.axhline(limit_bytes / unit, linestyle=":", color=LIMIT, linewidth=2, zorder=5)
-    above = limit_bytes / unit < 0.92 * high
-    text = ax.annotate(
-        name,
-        (0.012, limit_bytes / unit),
-        (0, 6 if above else -6),
-        xycoords=ax.get_yaxis_transform(),
-        textcoords="offset points",
-        va="bottom" if above else "top",
-        bbox=text_layout.BACKED,
-        zorder=6,
-        **look,
-    )
-    text.set_in_layout(False)
-
-
-def _own(ax: Axes, guess: float, y: float) -> None:
-    low, high = ax.get_xlim()
-    x = min(max(guess, low), high)
-    ax.plot(x, y, "D", color=GUESS, markersize=8, zorder=7, clip_on=False, label="_guess")
-    beyond = "" if x == guess else ", beyond this axis"
-    right = x < (low * high) ** 0.5
-    look: dict[str, Any] = {
-        "ha": "left" if right else "right",
-        "va": "top",
-        "fontsize": 8.5,
-        "bbox": text_layout.BACKED,
-    }
-    said = f"you predicted {guess:,.0f} tokens{beyond}"
-    text = ax.annotate(said, (x, y), (10 if right else -10, -6), textcoords="offset points", zorder=7, **look)
-    text.set_in_layout(False)
-
-
 def _parts(ax: Axes, rows: Sequence[BudgetRow], n: int, unit: int) -> None:
-    """Write out the parts at one length, each in its own band where it is tall enough, else left out."""
+    """Write out the parts at one length, each in its own band if that is tall enough."""
     low, high = ax.get_xlim()
     fig = ax.get_figure()
     assert isinstance(fig, Figure)
@@ -209,9 +157,7 @@ def _parts(ax: Axes, rows: Sequence[BudgetRow], n: int, unit: int) -> None:
         end = start + size / unit
         y = (start + min(end, top)) / 2
         said = f"{PARTS[name].label} {fmt_bytes(size)}" + (f" at {n:,}" if name == "kv_bytes" else "")
-        offset = (-7 if left else 7, 0)
-        look: dict[str, Any] = {"ha": "right" if left else "left", "va": "center", "fontsize": 8.5, "zorder": 6}
-        text = ax.annotate(said, (n, y), offset, textcoords="offset points", bbox=text_layout.BACKED, **look)
+        text = text_layout.beside(ax, n, y, said, gap=-7 if left else 7)
         text.set_in_layout(False)
         box = text_layout.extent(text)
         bottom_px, top_px = (ax.transData.transform((n, edge))[1] for edge in (start, min(end, top)))
@@ -223,11 +169,12 @@ def _parts(ax: Axes, rows: Sequence[BudgetRow], n: int, unit: int) -> None:
 
 
 def _title(rows: Sequence[BudgetRow], limit_bytes: int | None, fits: int | None, passes: int | None) -> str:
+    """How long a context fits, and where the cache outgrows the weights, as a sentence."""
     first, last = rows[0], rows[-1]
     size = "stays smaller" if first.kv_bytes < first.weights_bytes else "is always larger"
-    outweighs = (
-        f"at {passes:,} its cache is as large as its weights" if passes else f"its cache {size} than its weights"
-    )
+    outweighs = f"its cache {size} than its weights"
+    if passes:
+        outweighs = f"at {passes:,} tokens its cache is as large as its weights"
     if limit_bytes is None or fits is None:
         low, high = fmt_bytes(first.bytes), fmt_bytes(last.bytes)
         return f"This model needs {low} at {first.n_ctx:,} tokens and {high} at {last.n_ctx:,}; {outweighs}"

@@ -1,17 +1,16 @@
-"""Speed against depth: what each token already in the cache costs the next one."""
+"""Time per token against the tokens already in the cache."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from labkit.course.figurekit import style
+from labkit.course.figurekit import guesses, style, text_layout
 from labkit.course.figurekit.line_labels import look, name_ends
-from labkit.course.figurekit.style import GUESS, INK
 from labkit.units import fmt_ms
 
 if TYPE_CHECKING:
@@ -22,17 +21,14 @@ if TYPE_CHECKING:
 def speed_at_depth(
     rows: Sequence[DepthSpeed],
     *,
-    expected: Mapping[str, Mapping[int, float]] | None = None,
-    guess: tuple[float, float] | None = None,
-    title: str | None = None,
+    guess_times: float | None = None,
 ) -> Figure:
     """Milliseconds per token against the tokens already in the cache, a line per type of cache.
 
     Args:
         rows: measurements; marks are medians, whiskers leave out a tenth of the tokens at each end.
-        expected: predicted ms by depth, for each name as in ``name``; drawn dashed.
-        guess: the learner's own prediction, as (tokens in the cache, ms per token).
-        title: replaces the sentence computed from the rows.
+        guess_times: the learner's own prediction of how many times as long a token takes at the greatest depth as at
+            the least, for the first line's type of cache.
     """
     lines: dict[str, list[tuple[int, tuple[float, ...]]]] = {}
     several = len({row.flash_attn for row in rows}) > 1
@@ -40,13 +36,15 @@ def speed_at_depth(
         if row.decode_ms:
             lines.setdefault(name(row, flash_attn=several), []).append((row.n_past, row.decode_ms))
     crowded = len(lines) > 6
-    fig = style.new_figure(max(4.3, 1.4 + 0.18 * len(lines)), title=title or _title(lines))
+    fig = style.new_figure(max(4.3, 1.4 + 0.18 * len(lines)), title=_title(lines))
     ax = fig.add_subplot()
     ends = []
     everything = [t for line in lines.values() for _, ms in line for t in middle_80(ms)]
-    everything += [t for line in (expected or {}).values() for t in line.values()] + ([guess[1]] if guess else [])
     deepest = max([n for line in lines.values() for n, _ in line] + [1])
-    ax.set_ylim(0, max(everything, default=1) * 1.12 or 1)
+    top = max(everything, default=1) * 1.12 or 1
+    first = next(iter(lines.values()), None)
+    own = guesses.above_0(guess_times, statistics.median(first[0][1]) if first else None)
+    ax.set_ylim(0, top if own is None else max(top, min(1.12 * own, 3 * top)))
     for number, (label, line) in enumerate(lines.items()):
         # A little beside each other, or the whiskers of several types would hide in one.
         aside = (number - (len(lines) - 1) / 2) * min(0.006, 0.03 / len(lines)) * deepest
@@ -60,16 +58,9 @@ def speed_at_depth(
         ax.errorbar(at, medians, yerr=spread, capsize=3, elinewidth=1, label=label, **look(number))
         slope = "" if crowded else _slope(line)
         ends.append((at[-1], medians[-1], f"{label}: {fmt_ms(medians[-1])}{slope}"))
-    for label, points in (expected or {}).items():
-        dashed: dict[str, Any] = {"linestyle": "--", "linewidth": 1.2, "color": INK, "zorder": 2}
-        ax.plot(sorted(points), [points[n] for n in sorted(points)], label=f"expected {label}", **dashed)
-        if points:
-            ends.append((max(points), points[max(points)], f"expected {label}"))
-    if guess is not None:
-        ax.plot(*guess, "D", color=GUESS, markersize=8, zorder=6, label="_guess")
-        deepest = max(deepest, round(guess[0]))
-        ends.append((*guess, f"you predicted {fmt_ms(guess[1])}"))
     ax.set_xlim(-0.03 * deepest, deepest)
+    if first and own is not None:
+        ends.append(guesses.draw(ax, first[-1][0], own, f"{guess_times:g} times"))
     ax.set_xlabel("tokens already in the cache; whiskers: 8 of 10 tokens")
     ax.set_ylabel("ms per token, median")
     depths = sorted({n for line in lines.values() for n, _ in line})
@@ -92,6 +83,7 @@ def name(row: DepthSpeed, *, flash_attn: bool = False) -> str:
 
 
 def _slope(line: Sequence[tuple[int, tuple[float, ...]]]) -> str:
+    """What each 1,000 tokens in the cache add, in words."""
     (first, before), (last, after) = line[0], line[-1]
     if last == first:
         return ""
@@ -101,6 +93,7 @@ def _slope(line: Sequence[tuple[int, tuple[float, ...]]]) -> str:
 
 
 def _title(lines: Mapping[str, Sequence[tuple[int, tuple[float, ...]]]]) -> str:
+    """How many times as long a token takes at the greatest depth, at most and at least, as a sentence."""
     ratios = {}
     for label, line in lines.items():
         before = statistics.median(line[0][1])
@@ -110,5 +103,6 @@ def _title(lines: Mapping[str, Sequence[tuple[int, tuple[float, ...]]]]) -> str:
         return "There is only one depth here, so nothing to compare"
     least, most = min(ratios, key=lambda n: ratios[n]), max(ratios, key=lambda n: ratios[n])
     deepest = max(line[-1][0] for line in lines.values())
-    said = f"With {deepest:,} tokens in the cache a token takes {ratios[most]:.1f} times as long ({most})"
-    return said if least == most else f"{said}, {ratios[least]:.1f} times ({least})"
+    said = f"With {deepest:,} tokens in the cache a token takes {text_layout.factor(ratios[most])} as long as with "
+    said += f"{'none' if min(line[0][0] for line in lines.values()) == 0 else 'the fewest'} ({most})"
+    return said if least == most else f"{said}, {text_layout.factor(ratios[least])} ({least})"

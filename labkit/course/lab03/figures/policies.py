@@ -1,4 +1,4 @@
-"""The same requests under several ways to hand out cells: what is used, what is wasted, what is still possible."""
+"""The same requests under several policies of handing out cells: cells used and wasted, and what still has room."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ _WASTED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#767676", "hatch"
 
 
 @style.styled
-def cache_policies(usages: Mapping[str, Sequence[Usage]], *, title: str | None = None) -> Figure:
+def cache_policies(usages: Mapping[str, Sequence[Usage]]) -> Figure:
     """One row per policy: on the left cells used and wasted after each step, on the right the longest request admitted.
 
     Args:
-        usages: of one trace, by the policy's name; which of them ran and which are simulated is said in their names.
-        title: replaces the sentence computed from the usages.
+        usages: of one trace, by the policy's name.
     """
     steps = max((len(usage) for usage in usages.values()), default=0)
     texts = [text_layout.shorten(str(u.step), 18) for u in max(usages.values(), key=len, default=())]
     below = 0.08 * max((len(text) for text in texts), default=0)
-    fig = style.new_figure(1.1 + 1.12 * max(len(usages), 1) + below, title=title or _title(usages))
+    fig = style.new_figure(1.1 + 1.12 * max(len(usages), 1) + below, title=_title(usages))
     grid = fig.subplots(max(len(usages), 1), 2, sharex=True, squeeze=False, width_ratios=[3, 2])
     size = max((len(u.cells) for usage in usages.values() for u in usage), default=1)
     for (left, right), (name, usage) in zip(grid, usages.items(), strict=False):
@@ -62,6 +61,7 @@ def cache_policies(usages: Mapping[str, Sequence[Usage]], *, title: str | None =
 
 
 def _occupancy(ax: Axes, usage: Sequence[Usage]) -> None:
+    """Draw the cells used and wasted after each step, with marks where a step was refused or tokens were lost."""
     at = range(len(usage))
     used, wasted = [u.used for u in usage], [u.wasted for u in usage]
     ax.bar(at, used, 0.86, label="used", **_USED)
@@ -88,6 +88,7 @@ def _occupancy(ax: Axes, usage: Sequence[Usage]) -> None:
 
 
 def _longest(ax: Axes, usage: Sequence[Usage]) -> None:
+    """Draw the longest request that each step leaves room for."""
     longest = [u.longest_admitted for u in usage]
     ax.step(range(len(usage)), longest, where="mid", color=INK, linewidth=1.6, label="longest")
     if not usage:
@@ -101,6 +102,7 @@ def _longest(ax: Axes, usage: Sequence[Usage]) -> None:
 
 
 def _title(usages: Mapping[str, Sequence[Usage]]) -> str:
+    """Which policy wastes the most cells, as a sentence."""
     ends = {name: usage for name, usage in usages.items() if usage}
     if not ends:
         return "No policy has been tried yet"
@@ -112,6 +114,7 @@ def _title(usages: Mapping[str, Sequence[Usage]]) -> str:
     how = f"{len(ends) - simulated} of the policies ran, {simulated} are simulated"
     if wasted[most]:
         share = text_layout.percent(wasted[most] / size)
-        turned = f" and turns away {refused[most]} of {len(ends[most])} steps" if refused[most] else ""
-        return f"Of the same requests {text_layout.shorten(most, 26)} wastes up to {share} of the cells{turned} ({how})"
-    return f"No cell is wasted on these requests, whatever the policy ({how})"
+        denied = f" and has no room for {refused[most]} of {len(ends[most])} steps" if refused[most] else ""
+        name = text_layout.shorten(most, 26)
+        return f"Given the same requests, {name} wastes up to {share} of the cells{denied} ({how})"
+    return f"No policy wastes a cell on these requests ({how})"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from labkit.course.figurekit import style, text_layout
+from labkit.course.figurekit import limits, style, text_layout
 from labkit.course.figurekit.style import INK, LIMIT
 from labkit.course.lab03.figures.context import PARTS
 from labkit.planning.context import BudgetRow
@@ -16,17 +15,16 @@ from labkit.units import fmt_bytes
 
 
 @style.styled
-def context_presets(rows: Sequence[BudgetRow], *, limit_bytes: int | None = None, title: str | None = None) -> Figure:
+def context_presets(rows: Sequence[BudgetRow], *, limit_bytes: int | None = None) -> Figure:
     """One stacked bar per row: presets and kinds of cache at one length of context, beside a limit.
 
     Args:
         rows: each with a label, from the top.
         limit_bytes: what the machine can give, drawn as a line; what a row needs beyond it is written at its end.
-        title: replaces the sentence computed from the rows.
     """
     largest = max((row.bytes for row in rows), default=0)
     unit, unit_name = style.axis_unit(largest)
-    fig = style.new_figure(1.75 + 0.31 * len(rows), title=title or _presets_title(rows, limit_bytes))
+    fig = style.new_figure(1.75 + 0.31 * len(rows), title=_title(rows, limit_bytes))
     ax = fig.add_subplot()
     ends: list[Text] = []
     for y, row in enumerate(rows):
@@ -39,8 +37,7 @@ def context_presets(rows: Sequence[BudgetRow], *, limit_bytes: int | None = None
         over = row.bytes - limit_bytes if limit_bytes is not None else 0
         said = f"{fmt_bytes(row.bytes)}, cache {fmt_bytes(row.kv_bytes)}"
         said += f", {fmt_bytes(over)} over" if over > 0 else ""
-        look: dict[str, Any] = {"color": LIMIT if over > 0 else INK, "bbox": text_layout.BACKED, "zorder": 6}
-        ends.append(ax.annotate(said, (left, y), (6, 0), textcoords="offset points", va="center", fontsize=8.5, **look))
+        ends.append(text_layout.beside(ax, left, y, said, color=LIMIT if over > 0 else INK))
     ax.set_ylim(len(rows) - 0.45, -0.55 if limit_bytes is None else -1.3)
     ax.set_yticks(range(len(rows)), [text_layout.wrap(row.label or f"{row.n_ctx:,} tokens", 30) for row in rows])
     ax.tick_params(axis="y", length=0)
@@ -48,21 +45,15 @@ def context_presets(rows: Sequence[BudgetRow], *, limit_bytes: int | None = None
     shown = limit_bytes is not None and limit_bytes <= 3 * largest
     ax.set_xlim(0, max(largest, limit_bytes if shown and limit_bytes else 0, 1) * 1.02 / unit)
     if limit_bytes is not None:
-        look = {"color": LIMIT, "fontsize": 9, "va": "center", "bbox": text_layout.BACKED, "zorder": 7}
-        name = f"limit {fmt_bytes(limit_bytes)}"
-        if shown:
-            ax.axvline(limit_bytes / unit, linestyle=":", color=LIMIT, linewidth=2, zorder=5)
-            ends.append(ax.annotate(name, (limit_bytes / unit, -0.95), (5, 0), textcoords="offset points", **look))
-        else:
-            look |= {"ha": "right", "transform": ax.get_yaxis_transform()}
-            ax.text(0.995, -0.95, f"{name}, beyond this axis →", **look)
+        ends.append(limits.upright(ax, limit_bytes / unit, f"limit {fmt_bytes(limit_bytes)}", -0.95))
     handles = [style.swatch(kind, predicted=True) for kind in PARTS.values()]
     text_layout.legend_below(fig, handles, [k.label for k in PARTS.values()], title="predicted", title_fontsize=9)
     text_layout.make_room(fig, {ax: ends})
     return fig
 
 
-def _presets_title(rows: Sequence[BudgetRow], limit_bytes: int | None) -> str:
+def _title(rows: Sequence[BudgetRow], limit_bytes: int | None) -> str:
+    """How many of the settings fit, as a sentence."""
     if not rows:
         return "There is no model to compare here yet"
     lengths = {row.n_ctx for row in rows}

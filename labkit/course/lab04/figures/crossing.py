@@ -1,4 +1,4 @@
-"""What crosses between host and device for one token, and how long that takes, beside what is claimed."""
+"""What crosses between host and device for one token, and how long that takes, beside what articles claim."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 
 @style.styled
-def crossing(rows: Sequence[CrossingRow], *, title: str | None = None) -> Figure:
+def crossing(rows: Sequence[CrossingRow]) -> Figure:
     """Milliseconds of each row on a logarithmic axis, with the bytes that cross.
 
     Args:
         rows: from the top; claims are grey squares, predictions open circles, measurements filled ones.
-        title: replaces the sentence computed from the rows.
     """
-    fig = style.new_figure(1.25 + 0.37 * len(rows) if rows else 0.8, title=title or _title(rows))
+    fig = style.new_figure(1.25 + 0.37 * len(rows) if rows else 0.8, title=_title(rows))
     if not rows:
         return fig
     ax = fig.add_subplot()
@@ -39,16 +38,7 @@ def crossing(rows: Sequence[CrossingRow], *, title: str | None = None) -> Figure
         look = {"linewidth": 1.4, "markersize": 9, "markeredgewidth": 1.6, **_LOOKS[row.how]}
         ax.plot([low, ms], [y, y], markevery=[1], label=row.how, **look)
         size = "" if row.bytes is None else f", {fmt_bytes(row.bytes)}"
-        texts.append(
-            ax.annotate(
-                f"{row.how}: {_time(row.ms)}{size}",
-                (ms, y),
-                (9, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8.5,
-            )
-        )
+        texts.append(text_layout.beside(ax, ms, y, f"{row.how}: {_time(row.ms)}{size}", gap=9))
     ax.set_xlim(low, max(shown) * 1.6)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.set_yticks(range(len(rows)), [text_layout.wrap(row.label, 30) for row in rows])
@@ -58,22 +48,8 @@ def crossing(rows: Sequence[CrossingRow], *, title: str | None = None) -> Figure
     ax.xaxis.set_minor_formatter("")
     ax.grid(axis="x", color=style.FAINT, zorder=0)
     ax.set_axisbelow(True)
-    _make_room(fig, ax, texts)
+    text_layout.make_room(fig, {ax: texts})
     return fig
-
-
-def _make_room(fig: Figure, ax: Any, texts: Sequence[Any]) -> None:
-    """Widen a logarithmic axis until all texts, anchored at its points, end inside."""
-    for text in texts:
-        text.set_in_layout(False)
-    for _ in range(4):
-        fig.draw_without_rendering()
-        inside = ax.get_window_extent()
-        over = max(text_layout.extent(text).x1 + 6 - inside.x1 for text in texts)
-        if over <= 0:
-            return
-        low, high = ax.get_xlim()
-        ax.set_xlim(low, low * (high / low) ** (inside.width / max(inside.width - over, inside.width * 0.3)))
 
 
 def _time(ms: float) -> str:
@@ -85,12 +61,13 @@ def _time(ms: float) -> str:
 
 
 def _title(rows: Sequence[CrossingRow]) -> str:
+    """How the first claim compares with the first figure that is none, as a sentence."""
     claims = [row for row in rows if row.how == "claimed"]
     others = [row for row in rows if row.how != "claimed" and row.ms > 0]
     if not claims or not others:
-        return "What crosses between host and device for one token, and how long it takes"
+        return "There is no claimed time here to compare with another one"
     claim, other = claims[0], others[0]
-    ratio = max(claim.ms / other.ms, other.ms / claim.ms)
-    much = f"{ratio:,.0f}" if ratio >= 9.95 else f"{ratio:.1f}"
-    side = "less" if claim.ms >= other.ms else "more"
-    return f"{_time(claim.ms)} are claimed; {other.label} takes {_time(other.ms)}, {much} times {side}"
+    takes = f"{other.label[:1].upper()}{other.label[1:]} takes {_time(other.ms)} ({other.how})"
+    if claim.ms >= other.ms:
+        return f"{takes}; the {_time(claim.ms)} claimed are {text_layout.factor(claim.ms / other.ms)} as long"
+    return f"{takes}, which is {text_layout.factor(other.ms / claim.ms)} as long as the {_time(claim.ms)} claimed"

@@ -1,4 +1,4 @@
-"""Which layers are on which side: a strip of the model for each n_gpu_layers, with what left it one lane lower."""
+"""Which layers are on which side: a row for each n_gpu_layers, with the device's layers one lane lower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from labkit.course.figurekit import style, text_layout
-from labkit.course.figurekit.sides import device_edge, device_swatch
 from labkit.course.figurekit.style import KINDS
 from labkit.models.tensor_types import layer_of
 from labkit.predict import EXPERTS
@@ -35,7 +34,6 @@ class _Layer:
     layer: int
     left: float
     width: float
-    experts: float  # share of its bytes
 
 
 @style.styled
@@ -45,7 +43,6 @@ def layer_map(
     *,
     on_cpu: Sequence[Sequence[str]] = (),
     labels: Sequence[str] | None = None,
-    title: str | None = None,
 ) -> Figure:
     """Token embedding, blocks and output in a row for each split: the upper lane is the host, the lower the device.
 
@@ -56,18 +53,15 @@ def layer_map(
         header: the model's.
         on_cpu: for each row, the regular expressions that its split was made with.
         labels: what the rows are called; without it, their n_gpu_layers.
-        title: replaces the sentence computed from the splits.
     """
     rows = list(splits) if isinstance(splits, Sequence) else [splits]
-    names = list(labels) if labels is not None else [str(split.n_gpu_layers) for split in rows]
-    if len(names) != len(rows):
-        raise ValueError(f"{len(names)} labels for {len(rows)} rows: give one label per row.")
-    fig = style.new_figure(1.35 + 0.56 * len(rows), title=title or title_of(rows, header, on_cpu))
+    names = text_layout.row_names(rows, labels, lambda split: str(split.n_gpu_layers))
+    fig = style.new_figure(1.35 + 0.56 * len(rows), title=title_of(rows, header, on_cpu))
     ax = fig.add_subplot()
     draw_layers(ax, rows, header, on_cpu=on_cpu, names=names)
     ax.set_ylabel("n_gpu_layers" if labels is None else "")
     text_layout.legend_below(
-        fig, *key(rows, header, on_cpu), ncols=4, handler_map={tuple: HandlerTuple(ndivide=1, pad=0)}
+        fig, *_key(rows, header, on_cpu), ncols=4, handler_map={tuple: HandlerTuple(ndivide=1, pad=0)}
     )
     return fig
 
@@ -82,20 +76,12 @@ def draw_layers(
         for lane in (0, _STEP):
             ax.add_patch(Rectangle((0, n + lane), end, _LANE, facecolor="#F4F4F4", edgecolor="none", zorder=0))
         for column in columns:
-            _cell(ax, n, column, split, kept, tied=is_tied(header))
+            _cell(ax, n, column, split, kept, tied=_is_tied(header))
         sizes = [split.host.weights_bytes, sum(side.weights_bytes for side in split.devices)]
         there = "device" if len(split.devices) == 1 else f"{len(split.devices)} devices"
         for lane, side, size in zip((0, _STEP), ("host", there), sizes, strict=True):
             said = f"{side} {fmt_bytes(size)}" if size else f"{side}: nothing"
-            ax.annotate(
-                said,
-                (end, n + lane + _LANE / 2),
-                (6, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-                annotation_clip=False,
-            )
+            text_layout.beside(ax, end, n + lane + _LANE / 2, said, fontsize=8)
     ax.set_xlim(0, end)
     ax.set_ylim(max(len(rows), 1) - 0.08, -0.06)
     ax.set_yticks([n + (_STEP + _LANE) / 2 for n in range(len(rows))], list(names))
@@ -106,26 +92,26 @@ def draw_layers(
 
 
 def _columns(header: Header) -> list[_Layer]:
+    """The columns of a model, as wide as their bytes: embedding, blocks, output."""
     sizes = [0] * (header.n_layer + 2)
-    experts = [0] * (header.n_layer + 2)
     for tensor in header.tensors:
         n = layer_of(tensor.name)
         if n < 0:
             n = header.n_layer if tensor.name.startswith("output") else -1
         sizes[n + 1] += tensor.nbytes
-        experts[n + 1] += tensor.nbytes if re.search(EXPERTS, tensor.name) else 0
-    if is_tied(header):  # the same bytes serve twice
+    if _is_tied(header):  # the same bytes serve twice
         sizes[-1] += header.tensor("token_embd.weight").nbytes
     total = sum(sizes)
     columns, left = [], 0.0
-    for i, (size, part) in enumerate(zip(sizes, experts, strict=True)):
+    for i, size in enumerate(sizes):
         left += _GAP * total if i in (1, header.n_layer + 1) else 0
-        columns.append(_Layer(i - 1, left, size, part / size if size else 0))
+        columns.append(_Layer(i - 1, left, size))
         left += size
     return columns
 
 
 def _cell(ax: Axes, n: int, column: _Layer, split: Split, kept: frozenset[int], *, tied: bool) -> None:
+    """Draw one column of row ``n``: in the lane of its side, its experts in the host's lane if they are kept there."""
     i, n_layer = column.layer, len(split.layers_on)
     on = 0 if i < 0 else split.output_on if i == n_layer else split.layers_on[i]
     if i == n_layer and on == 0 and tied:
@@ -137,7 +123,7 @@ def _cell(ax: Axes, n: int, column: _Layer, split: Split, kept: frozenset[int], 
         kind = "experts kept" if stay and not side else "device" if side else "host"
         _box(ax, n, column, side, low, high, facecolor=colour, edgecolor="white", linewidth=0.5, label=kind)
         if side:
-            _box(ax, n, column, side, low, high, **device_edge(), label="_edge")
+            _box(ax, n, column, side, low, high, **style.device_edge(), label="_edge")
         elif stay:
             middle = column.left + column.width / 2
             ax.plot(middle, n + _LANE * 0.3, ".", color="white", markersize=4, zorder=4, label="_kept")
@@ -173,7 +159,7 @@ def _number(ax: Axes, columns: Sequence[_Layer], end: float) -> None:
 def _kept(header: Header, rows: Sequence[Split], on_cpu: Sequence[Sequence[str]]) -> list[frozenset[int]]:
     """For each row, the blocks on a device whose experts stay on the host."""
     if on_cpu and len(on_cpu) != len(rows):
-        raise ValueError(f"{len(on_cpu)} groups of on_cpu for {len(rows)} rows: give one per row.")
+        raise ValueError(f"{len(on_cpu)} groups of on_cpu for {len(rows)} rows: give one per row")
     experts = [(layer_of(t.name), t.name) for t in header.tensors if re.search(EXPERTS, t.name)]
     return [
         frozenset(i for i, name in experts if split.layers_on[i] and any(re.search(p, name) for p in patterns))
@@ -181,12 +167,13 @@ def _kept(header: Header, rows: Sequence[Split], on_cpu: Sequence[Sequence[str]]
     ]
 
 
-def is_tied(header: Header) -> bool:
+def _is_tied(header: Header) -> bool:
     """Whether the token embedding serves as the output layer too."""
     return not any(tensor.name == "output.weight" for tensor in header.tensors)
 
 
 def _any_cache(split: Split) -> bool:
+    """Whether anything is cached on either side."""
     return any(side.kv_bytes or side.recurrent_bytes for side in (split.host, *split.devices))
 
 
@@ -195,26 +182,26 @@ def _cache_follows(split: Split) -> bool:
     return any(side.kv_bytes or side.recurrent_bytes for side in split.devices)
 
 
-def key(rows: Sequence[Split], header: Header, on_cpu: Sequence[Sequence[str]] = ()) -> tuple[list[Any], list[str]]:
-    """Handles and names of the map's legend; goes with ``HandlerTuple``."""
+def _key(rows: Sequence[Split], header: Header, on_cpu: Sequence[Sequence[str]] = ()) -> tuple[list[Any], list[str]]:
+    """Handles and names of the map's legend, which goes with ``HandlerTuple``."""
     found: dict[str, Any] = {
         "on the host": Patch(**style.solid(KINDS["file"].colour)),
-        "on the device": device_swatch(KINDS["heap"].colour),
+        "on the device": (Patch(**style.solid(KINDS["heap"].colour)), Patch(**style.device_edge())),
     }
     if any(_any_cache(split) for split in rows):
         found["a block's cache"] = Patch(**style.solid(KINDS["kv"].colour))
-    if is_tied(header) and any(split.output_on == 0 for split in rows):
+    if _is_tied(header) and any(split.output_on == 0 for split in rows):
         found["output = embedding"] = Patch(facecolor="white", edgecolor=KINDS["file"].colour)
     if any(_kept(header, rows, on_cpu)):
         look: dict[str, Any] = {"color": KINDS["file"].colour, "linestyle": "none", "marker": "s", "markersize": 9}
-        found["experts that stay"] = (Line2D([], [], **look), Line2D([], [], **look | _DOT))
+        found["experts that stay on the host"] = (Line2D([], [], **look), Line2D([], [], **look | _DOT))
     return list(found.values()), list(found)
 
 
 _DOT: dict[str, Any] = {"color": "white", "marker": ".", "markersize": 4}
 
 
-def left_behind(split: Split) -> str:
+def _on_device(split: Split) -> str:
     """What is on a device, in words: ``the output layer and blocks 13 to 15``."""
     gone = [i for i, side in enumerate(split.layers_on) if side]
     said = ["the output layer"] if split.output_on else []
@@ -226,17 +213,20 @@ def left_behind(split: Split) -> str:
 def title_of(rows: Sequence[Split], header: Header, on_cpu: Sequence[Sequence[str]] = ()) -> str:
     """What the map shows, as a sentence."""
     if len({split.n_gpu_layers for split in rows}) > 1:
-        return "The output layer leaves first, then the last blocks, block 0 at last; the token embedding stays"
+        return (
+            "With more n_gpu_layers, first the output layer moves to the device, then the blocks from the last to the "
+            "first; the token embedding stays"
+        )
     if len(rows) != 1:
-        return "Which layers are on the host (upper lane) and which on the device (lower lane)"
+        return "Each layer is on the host (upper lane) or on the device (lower lane)"
     [split], [kept] = rows, _kept(header, rows, on_cpu)
-    gone = left_behind(split)
+    gone = _on_device(split)
     if not gone:
-        return "With n_gpu_layers 0 no layer leaves the host"
+        return "With n_gpu_layers 0 every layer stays on the host"
     if split.output_on and all(split.layers_on):
         gone = "the output layer and every block"
-    verb = "leave" if "and" in gone else "leaves"
+    verb = "are" if "and" in gone else "is"
     stays = "the token embedding stays"
     if kept:
         stays = f"the token embedding and the experts of {len(kept)} blocks stay"
-    return f"With n_gpu_layers {split.n_gpu_layers} {gone} {verb}; {stays}"
+    return f"With n_gpu_layers {split.n_gpu_layers}, {gone} {verb} on the device; {stays}"

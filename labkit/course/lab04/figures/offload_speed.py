@@ -10,16 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from labkit.course.figurekit import line_labels, point_labels, style, text_layout
-from labkit.course.figurekit.sides import cache_moves
-from labkit.course.figurekit.style import FAINT, GUESS, INK, LIMIT
+from labkit.course.figurekit import guesses, line_labels, point_labels, style, text_layout
+from labkit.course.figurekit.style import FAINT, INK, LIMIT
+from labkit.course.lab04.figures.offload import cache_moves
 from labkit.planning.device_curves import DeviceCurve
 from labkit.units import fmt_ms
 
 if TYPE_CHECKING:
     from labkit.experiments.offload_sweep import OffloadPoint
 
-_SERIES = {True: "cache moves too", False: "cache stays\n(offload_kqv off)"}
+_SERIES = {True: "cache moves too", False: "cache stays on host\n(offload_kqv off)"}
 
 
 @style.styled
@@ -27,19 +27,18 @@ def offload_speed(
     points: Sequence[OffloadPoint],
     *,
     predicted: Mapping[bool, Mapping[int, float]] | None = None,
-    guess: tuple[int, float] | None = None,
+    guess_times: float | None = None,
     top_ms: float | None = None,
-    title: str | None = None,
 ) -> Figure:
     """Milliseconds per token against n_gpu_layers; marks are ``typical_ms``, whiskers hold the middle 80 % of tokens.
 
     Args:
-        points: measurements of one model; those that the prediction was made from get a ring.
+        points: measurements of one model; those that the prediction was computed from get a ring.
         predicted: ms by n_gpu_layers, with ``offload_kqv`` on (True) and off (False), drawn dashed; without it, what
             the points carry.
-        guess: the learner's own prediction, as (n_gpu_layers, ms per token).
+        guess_times: the learner's own prediction of how many times as long a token takes with the most layers measured
+            as with the fewest.
         top_ms: end of the axis, for pictures to be compared; without it, the axis fits the points.
-        title: replaces the sentence computed from the points.
     """
     timed = {kqv: _timed(points, kqv) for kqv in _SERIES}
     if predicted is None:
@@ -47,17 +46,19 @@ def offload_speed(
             kqv: {p.n_gpu_layers: p.predicted_ms for p, _ in mine if p.predicted_ms is not None}
             for kqv, mine in timed.items()
         }
-    fig = style.new_figure(4.2, title=title or _speed_title(timed, predicted))
+    fig = style.new_figure(4.2, title=_speed_title(timed, predicted))
     ax = fig.add_subplot()
     n_layer = max((len(p.split.layers_on) for p in points), default=0)
-    everything = [ms for mine in timed.values() for _, ms in mine] + ([guess[1]] if guess else [])
+    everything = [ms for mine in timed.values() for _, ms in mine]
     everything += [ms for line in predicted.values() for ms in line.values()]
     highest = max(everything, default=1) or 1
     # What disturbed a few tokens must not squeeze the rest: long whiskers are cut, and say where they end.
     slowest = max((_spread(p)[1] for mine in timed.values() for p, _ in mine), default=0)
     ax.set_ylim(0, top_ms or max(1.15 * highest, min(1.05 * slowest, 1.5 * highest)))
-    last = max(n_layer + 1, guess[0] if guess else 0)
-    ax.set_xlim(-0.03 * last - 0.2, last)
+    own = guesses.above_0(guess_times, timed[True][0][1] if timed[True] else None)
+    if own is not None and top_ms is None:
+        ax.set_ylim(0, max(ax.get_ylim()[1], min(1.15 * own, 3 * highest)))
+    ax.set_xlim(-0.03 * (n_layer + 1) - 0.2, n_layer + 1)
     ends: list[tuple[float, float, str]] = []
     for number, (kqv, name) in enumerate(_SERIES.items()):
         line, mine = predicted.get(kqv) or {}, timed[kqv]
@@ -70,18 +71,16 @@ def offload_speed(
             ends.append((n, ms, f"{name}:\n{fmt_ms(ms)} at {n}"))
         elif line:
             ends.append((max(line), line[max(line)], f"predicted:\n{fmt_ms(line[max(line)])}"))
-    if guess is not None:
-        ax.plot(*guess, "D", color=GUESS, markersize=8, zorder=7, label="_guess", clip_on=False)
-        ends.append((*guess, f"you predicted\n{fmt_ms(guess[1])}"))
+    if own is not None:
+        ends.append(guesses.draw(ax, timed[True][-1][0].n_gpu_layers, own, f"{guess_times:g} times"))
     if n_layer:
         ax.axvspan(n_layer, n_layer + 1, color=FAINT, zorder=0, linewidth=0, label="_plus one")
-        text_layout.names_above(ax, [(n_layer + 0.5, f"the +1: from {n_layer} to {n_layer + 1} block 0 leaves")])
+        text_layout.names_above(ax, [(n_layer + 0.5, f"from {n_layer} to {n_layer + 1}, block 0 moves too")])
     ax.set_ylabel("ms per token")
-    said = ["dashed: predicted"] if any(predicted.values()) else []
-    said += ["from the ringed points"] if any(p.calibrates for mine in timed.values() for p, _ in mine) else []
-    ax.set_xlabel(
-        "n_gpu_layers; whiskers: 80 % of the tokens" + "".join(f"; {each}" for each in [" ".join(said)] if each)
-    )
+    said = "n_gpu_layers; whiskers: 80 % of the tokens"
+    said += "; dashed: predicted" if any(predicted.values()) else ""
+    said += " from the ringed points" if any(p.calibrates for mine in timed.values() for p, _ in mine) else ""
+    ax.set_xlabel(said)
     found = {0, n_layer + 1, *(p.n_gpu_layers for mine in timed.values() for p, _ in mine)}
     line_labels.name_ends(ax, ends, ticks=sorted(found))
     return fig
@@ -94,12 +93,13 @@ def _timed(points: Sequence[OffloadPoint], kqv: bool) -> list[tuple[OffloadPoint
 
 
 def _spread(point: OffloadPoint) -> tuple[float, float]:
-    """Between these lie the middle 80 % of a point's tokens."""
+    """The times between which the middle 80 % of a point's tokens lie."""
     times = sorted(point.decode_ms)
     return times[int(0.1 * len(times))], times[min(int(0.9 * len(times)), len(times) - 1)]
 
 
 def _measured(ax: Axes, mine: Sequence[tuple[OffloadPoint, float]], number: int, name: str) -> None:
+    """Draw one series: marks with whiskers, and rings around the points that the prediction was computed from."""
     at = [p.n_gpu_layers for p, _ in mine]
     typical = [ms for _, ms in mine]
     whiskers = [
@@ -123,6 +123,7 @@ def _measured(ax: Axes, mine: Sequence[tuple[OffloadPoint, float]], number: int,
 def _speed_title(
     timed: Mapping[bool, Sequence[tuple[OffloadPoint, float]]], predicted: Mapping[bool, Mapping[int, float]]
 ) -> str:
+    """The times at both ends and how far the predictions are off, as a sentence."""
     along = timed[True] or timed[False]
     if not along:
         return "Nothing has been timed with layers on a device yet"
@@ -134,22 +135,21 @@ def _speed_title(
         for p, ms in mine
         if not p.calibrates and (expected := predicted.get(kqv, {}).get(p.n_gpu_layers)) is not None
     ]
-    error = f"; the prediction is off by {text_layout.percent(statistics.median(off))} in the median" if off else ""
+    error = f"; the median error of the predictions is {text_layout.percent(statistics.median(off))}" if off else ""
     return f"A token takes {said}{error}"
 
 
 @style.styled
-def what_if_devices(rows: Sequence[DeviceCurve], *, top_ms: float | None = None, title: str | None = None) -> Figure:
+def what_if_devices(rows: Sequence[DeviceCurve], *, top_ms: float | None = None) -> Figure:
     """Predicted milliseconds per token against n_gpu_layers, a line per device; it ends where the memory does.
 
     Args:
         rows: of one model.
         top_ms: end of the axis, for pictures to be compared; without it, the axis fits the lines.
-        title: replaces the sentence computed from the rows.
     """
     drawn = [row for row in rows if row.ms]
     none = [row.label for row in rows if not row.ms]
-    fig = style.new_figure(4.4, title=title or _what_if_title(rows))
+    fig = style.new_figure(4.4, title=_what_if_title(rows))
     ax = fig.add_subplot()
     highest = max((ms for row in drawn for ms in row.ms.values()), default=1)
     top = top_ms or highest * 1.15
@@ -167,7 +167,7 @@ def what_if_devices(rows: Sequence[DeviceCurve], *, top_ms: float | None = None,
             ax.plot(at[-1], ms[-1], look["marker"], color=look["color"], markersize=8, label="_whole", **end)
         else:
             ax.plot(at[-1], ms[-1], "X", color=LIMIT, markersize=9, label="_full", **end)
-        said = f"{fmt_ms(ms[-1])}, {_rate(ms[-1])}"
+        said = f"{fmt_ms(ms[-1])}, {text_layout.rate(ms[-1])}"
         if row.whole:
             ends.append((at[-1], ms[-1], f"{row.label}\n{said}"))
         marks.append(
@@ -188,21 +188,17 @@ def what_if_devices(rows: Sequence[DeviceCurve], *, top_ms: float | None = None,
     return fig
 
 
-def _rate(ms: float) -> str:
-    per_s = 1000 / ms
-    return f"{per_s:.0f} tokens/s" if per_s >= 9.95 else f"{per_s:.2g} tokens/s"
-
-
 def _what_if_title(rows: Sequence[DeviceCurve]) -> str:
+    """The fastest device and the slowest that is full before the end, as a sentence."""
     some = [row for row in rows if row.most is not None]
     if not some:
-        return "No device here has room for this model (predicted)"
+        return "No device here has room for any layer of this model (predicted)"
     best = min(some, key=lambda row: row.ms[row.most or 0])
     partly = [row for row in some if not row.whole and row is not best]
-    said = f"Predicted, not measured: at best {fmt_ms(best.ms[best.most or 0])} a token, on {best.label}"
-    said += "" if best.whole else f", full at {best.most} of {best.n_layer + 1}"
+    said = f"Predicted, not measured: a token takes at least {fmt_ms(best.ms[best.most or 0])}, on {best.label}"
+    said += "" if best.whole else f", full at {best.most} of {best.n_layer + 1} layers"
     if partly:
         worst = max(partly, key=lambda row: row.ms[row.most or 0])
         takes = fmt_ms(worst.ms[worst.most or 0])
-        said += f"; {worst.label} is full at {worst.most} of {worst.n_layer + 1} and takes {takes}"
+        said += f", and {takes} on {worst.label}, full at {worst.most} of {worst.n_layer + 1}"
     return said

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from labkit.course.figurekit import point_labels, style, text_layout
-from labkit.course.figurekit.style import GUESS, INK, KINDS, LIMIT
+from labkit.course.figurekit import guesses, limits, point_labels, style, text_layout
+from labkit.course.figurekit.memory_split import predicted_sides
+from labkit.course.figurekit.style import INK, KINDS, LIMIT
 from labkit.units import fmt_bytes
 
 if TYPE_CHECKING:
@@ -27,8 +29,7 @@ def tuner_search(
     margin_bytes: int = 0,
     splits: Mapping[int, Split] | None = None,
     top_bytes: int | None = None,
-    guess: int | None = None,
-    title: str | None = None,
+    guess_layers: float | None = None,
 ) -> Figure:
     """Bytes on the device for each number of layers that was tried, against the budget.
 
@@ -38,8 +39,7 @@ def tuner_search(
         margin_bytes: to leave free of it.
         splits: of every choice, by what is on the axis; drawn as areas of weights, cache and compute buffer.
         top_bytes: end of the axis of memory, for pictures to be compared; without it, the axis fits what is drawn.
-        guess: the learner's own prediction of the largest that fits.
-        title: replaces the sentence computed from the search.
+        guess_layers: the learner's own prediction of the largest number that fits.
     """
     experts = bool(tuned.n_cpu_moe) or _counts_experts(tuned)
     best = tuned.n_cpu_moe if experts else tuned.n_gpu_layers
@@ -53,12 +53,13 @@ def tuner_search(
     top = top_bytes or highest * 1.12
     unit, unit_name = style.axis_unit(top)
 
-    fig = style.new_figure(4.3, title=title or _title(tuned, chosen, experts, room))
+    fig = style.new_figure(4.3, title=_title(tuned, chosen, experts, room))
     ax = fig.add_subplot()
     if areas:
         low = [0.0] * len(areas)
         for key in _PARTS:
-            high = [a + _part(split, key) / unit for a, split in zip(low, areas.values(), strict=True)]
+            sizes_of = [predicted_sides(split.devices[:1])[key] / unit for split in areas.values()]
+            high = [below + size for below, size in zip(low, sizes_of, strict=True)]
             kind = KINDS[key]
             name = "weights" if key == "heap" else kind.label
             ax.fill_between(list(areas), low, high, label=name, **style.hatched(kind.colour, kind.hatch))
@@ -72,9 +73,10 @@ def tuner_search(
     counted = "n_cpu_moe: blocks whose experts stay on the host" if experts else "n_gpu_layers"
     ax.set_xlabel(f"{counted}; small marks: tried on the way")
     ax.set_ylabel(f"on the device, {unit_name}")
-    _line(ax, vram_bytes, unit, f"device's memory {fmt_bytes(vram_bytes)}", above=True)
+    _limit(ax, vram_bytes / unit, f"device's memory {fmt_bytes(vram_bytes)}", above=True)
     if margin_bytes and room <= top:
-        _line(ax, room, unit, f"less {fmt_bytes(margin_bytes)} to spare", above=room < 0.07 * top < margin_bytes)
+        said = f"less {fmt_bytes(margin_bytes)} to spare"
+        _limit(ax, room / unit, said, above=room < 0.07 * top < margin_bytes)
 
     marks = []
     look: dict[str, Any] = {"linestyle": "none", "zorder": 6, "clip_on": False, "markeredgecolor": INK}
@@ -90,10 +92,8 @@ def tuner_search(
         y = min(size, top) / unit
         ax.plot(n, y, **(look | mark))
         marks.append(point_labels.Mark(n, y, f"{said}:\n{fmt_bytes(size)}" if said else "", 9))
-    if guess is not None:
-        at = min(max(guess, 0), last)
-        ax.plot(at, min(room, top) / unit, "D", color=GUESS, markersize=8, zorder=7, clip_on=False, label="_guess")
-        marks.append(point_labels.Mark(at, min(room, top) / unit, f"you predicted {guess}", 9))
+    if (own := guesses.number(guess_layers)) is not None:
+        marks.append(point_labels.Mark(*guesses.draw(ax, own, min(room, top) / unit, f"{own:g}"), 9))
     fig.draw_without_rendering()
     fig.set_layout_engine("none")
     lines = [box for y in {vram_bytes, room} if y <= top for box in point_labels.along(ax, across, [y / unit] * 2)]
@@ -111,47 +111,20 @@ def _counts_experts(tuned: Tuned) -> bool:
     return len(sizes) > 1 and sizes[0][1] > sizes[-1][1]
 
 
-def _part(split: Split, key: str) -> int:
-    side = split.devices[0]
-    return {
-        "heap": side.weights_bytes,
-        "kv": side.kv_bytes + side.recurrent_bytes,
-        "compute": side.compute_bytes + side.output_bytes,
-    }[key]
-
-
-def _line(ax: Any, size: int, unit: int, said: str, *, above: bool) -> None:
-    if size / unit > ax.get_ylim()[1]:
-        said, size, above = f"{said}, above this axis ↑", ax.get_ylim()[1] * unit, False
-    else:
-        ax.axhline(size / unit, linestyle=":", color=LIMIT, linewidth=2, zorder=5, label="_budget")
-    # Where a low budget meets the bytes, on the left, the marks are.
-    right = size / unit < 0.45 * ax.get_ylim()[1]
-    text = ax.annotate(
-        said,
-        (0.988 if right else 0.012, size / unit),
-        (0, 4 if above else -5),
-        xycoords=ax.get_yaxis_transform(),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="bottom" if above else "top",
-        color=LIMIT,
-        fontsize=9,
-        bbox=text_layout.BACKED,
-        zorder=6,
-    )
-    text.set_in_layout(False)
+def _limit(ax: Axes, y: float, said: str, *, above: bool) -> None:
+    """A limit of the device, named on the right if it is low: there the marks are on the left."""
+    limits.across(ax, y, said, at_right=y < 0.45 * ax.get_ylim()[1], above=above)
 
 
 def _title(tuned: Tuned, chosen: int | None, experts: bool, room: int) -> str:
-    looked = f"{len(tuned.tried)} tries"
+    """How much fits, as a sentence."""
+    there = f"in {fmt_bytes(room)}; the search took {len(tuned.tried)} tries"
     if chosen is None:
-        return f"Nothing fits in {fmt_bytes(room)}, found in {looked}"
+        return f"Not even the model without its experts fits {there}"
     if experts and not chosen:
-        return f"All experts fit in {fmt_bytes(room)} with the rest, found in {looked}"
+        return f"The model with all its experts fits {there}"
     if experts:
-        return f"With the experts of {chosen} blocks on the host the rest fits in {fmt_bytes(room)}, found in {looked}"
+        return f"With the experts of {chosen} blocks on the host, everything else fits {there}"
     if not chosen:
-        return f"In {fmt_bytes(room)} not even the output layer fits, found in {looked}"
-    every = len(tuned.split.layers_on) + 1
-    return f"In {fmt_bytes(room)} there is room for {chosen} of {every} layers, found in {looked}"
+        return f"Not even the output layer fits {there}"
+    return f"{chosen} of {len(tuned.split.layers_on) + 1} layers fit {there}"
