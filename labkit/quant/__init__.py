@@ -1,1 +1,1 @@
-"""Quantize a model, weigh its columns, and compare what is left of it with the original."""
+"""Quantize a model, measure the importance of its columns, and compare it with the original."""

@@ -1,8 +1,8 @@
 """What a quantized cache costs in quality: pairs of types for K and V against f16, each token of a text scored.
 
-Small losses show only in a model whose weights are F16. Quantized weights make llama.cpp round activations to 8 bits,
-and a difference in the last bit of the cache is enough to round some of them the other way: SmolLM2 as it is bundled
-(Q4_1) gives a bf16 cache a divergence of 0.003 and a q8_0 one hardly more, its F16 gives them 0.00004 and 0.0002.
+Small losses show only in a model whose weights are F16. With quantized weights llama.cpp rounds activations to 8 bits,
+and a difference in the last bit of the cache is enough to round some of them differently: with SmolLM2 as it is bundled
+(Q4_1) a bf16 cache has a divergence of 0.003 and a q8_0 cache hardly more; with its F16 they have 0.00004 and 0.0002.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class CacheQuality:
     """One pair of cache types, compared with f16/f16 of the same model on the same text.
 
     Attributes:
-        rotated: whether llama.cpp was free to rotate what it quantizes (its default), or told not to.
-        k_rotated: whether it did, by its log: only a quantized half is rotated, and only if the size of a head is a
-            multiple of 64.
+        rotated: whether llama.cpp was allowed to rotate what it quantizes (its default).
+        k_rotated: whether it rotated K, by its log: it does if K is quantized and the size of a head is a multiple of
+            64.
         v_rotated: the same for V.
-        quality: ``seconds`` is the time of the whole call, all pairs together.
+        quality: of which ``seconds`` is the time of the whole call, all pairs together.
         kld_by_position: mean divergence in nats, in bins of ``bin_tokens`` positions from the start of a chunk. The
             first bin is of tokens predicted from 1 to ``bin_tokens`` others; the last may hold fewer.
         kld_by_position_error: standard errors of these means; nan where a bin holds a single token.
@@ -70,17 +70,18 @@ def cache_quality(
 ) -> tuple[CacheQuality, ...]:
     """Compare pairs of cache types with f16/f16, flash attention on everywhere, in one child process.
 
-    The model is loaded once, the reference reads the text once, and all pairs read it beside it. Scores of all contexts
-    together take no more than four times ``quality.ROWS_BYTES``.
+    The model is loaded once, and the contexts of the reference and of all pairs read the text side by side. Logits of
+    all contexts together take no more than four times ``quality.ROWS_BYTES``.
 
     Args:
-        model: a path or ``smollm2``; it must know language. Best is ``quantize("smollm2", "F16").path``.
+        model: a path or ``smollm2``; not a forged one. Best is ``quantize("smollm2", "F16").path``.
         pairs: types of K and V, such as ``[("q8_0", "q8_0"), ("q8_0", "q4_0")]``.
         rotation: ``(True, False)`` measures each pair twice, the second time with ``LLAMA_ATTN_ROT_DISABLE=1``: K and V
             are then stored as they are, not multiplied by a Hadamard matrix before they are rounded.
         tokens: how many of the text's tokens to read.
-        chunk: how many the model sees at once. To see whether the loss grows along a context, make it long (1024) and
-            read several: words differ in how easily a loss shows, and each chunk puts others at a position.
+        chunk: how many the model reads at once. To see whether the loss grows along a context, make it long (1024) and
+            read several chunks: a loss shows with some words more than with others, and each chunk has other words at a
+            position.
         bin_tokens: width of the bins of ``kld_by_position``.
         text: ``"english"``, ``"korean"`` (the evaluation texts of the kit), or the text itself.
         threads: by default one less than there are cores.
@@ -130,6 +131,7 @@ def cache_quality(
 
 
 def _entry(values: dict[str, Any], *, seconds: float, bin_tokens: int) -> CacheQuality:
+    """The result for one pair, from what the child returned."""
     by_position = values.pop("by_position")
     return CacheQuality(
         **{**values, "quality": Quality(**values["quality"], seconds=seconds)},

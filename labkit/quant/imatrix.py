@@ -1,7 +1,7 @@
-"""How much each column of a weight matters: the importance matrix that quantizing can take into account.
+"""The importance matrix, which quantizing can take into account: how much each column of a weight matters.
 
-A weight that always meets small activations may be rounded carelessly. While the model reads a text, the mean square of
-what each column is multiplied by is collected (tools/imatrix/imatrix.cpp in llama.cpp does the same).
+Errors in a column that is always multiplied by small activations have little effect. So while the model reads a text,
+the mean square of what each column is multiplied by is collected (as tools/imatrix/imatrix.cpp in llama.cpp does).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from labkit.models.forge import models_dir
 from labkit.progress import Progress, bar
 from labkit.quant import texts
 
-_ABOUT = "labkit"  # name of the entry that holds n_tokens; no tensor is called so
+_ABOUT = "labkit"  # name of the entry that holds n_tokens; no tensor has this name
 
 
 class ImatrixError(ValueError):
-    """A file is no importance matrix; one sentence says what to do."""
+    """A file is not an importance matrix; one sentence says what to do."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Imatrix:
     """A collected importance matrix.
 
     Attributes:
-        path: the .npz file: for each tensor's name, one figure a column, shape (n_expert × ne0,), float32.
-        n_tokens: length of the text it was collected on.
-        n_tensors: how many tensors have one.
-        seconds: how long collecting took; None if it was there already.
-        reused: it was there already.
+        path: the .npz file: for each tensor's name, one figure per column, shape (n_expert × ne0,), float32.
+        n_tokens: length of the text on which it was collected.
+        n_tensors: for how many tensors.
+        seconds: how long collecting took; None if the file existed already.
+        reused: the file existed already.
     """
 
     path: Path
@@ -64,10 +64,10 @@ def collect(
     progress: Progress | None = None,
     cancel: threading.Event | None = None,
 ) -> Imatrix:
-    """Let a model read a text and note what its weights are multiplied by, or find the same already collected.
+    """Let a model read a text and collect the importance of its weights' columns, unless the file exists already.
 
     Args:
-        model: a path or ``smollm2``; best the one to be quantized, before quantizing.
+        model: a path or ``smollm2``; best the one that is to be quantized.
         text: ``"english"``, ``"korean"`` (the calibration texts of the kit), or the text itself. Evaluate on another.
         tokens: how many of its tokens to read, in chunks of 256.
         out: the .npz file, written anew; by default one in labkit's cache, which is used again.
@@ -107,15 +107,16 @@ def collect(
 
 
 def load(path: str | Path) -> dict[str, NDArray[np.float32]]:
-    """The figures of a file: for each tensor's name, one a column, shape (n_expert × ne0,).
+    """The figures of a file: for each tensor's name, one per column, shape (n_expert × ne0,).
 
     Raises:
-        ImatrixError: the file is no importance matrix of this kit.
+        ImatrixError: the file is not an importance matrix of this kit.
     """
     return _read(Path(path))[0]
 
 
 def _read(path: Path) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+    """The figures of a file, and the entry about it."""
     try:
         with np.load(path) as file:
             entries = {name: file[name] for name in file.files}
@@ -128,11 +129,13 @@ def _read(path: Path) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
 
 
 def _result(path: Path, seconds: float | None) -> Imatrix:
+    """The record of a file; ``seconds`` is None where it existed already."""
     entries, about = _read(path)
     return Imatrix(path, about["n_tokens"], len(entries), seconds, seconds is None)
 
 
 def _cached(source: Path, words: str, tokens: int) -> Path:
+    """The file in labkit's cache for a model, a text and a number of tokens."""
     stat = os.stat(source)
     identity = json.dumps([str(source.resolve()), stat.st_size, stat.st_mtime_ns, words, tokens])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -147,7 +150,7 @@ class MeanSquares:
         self._counts: dict[str, NDArray[np.int64]] = {}
 
     def __call__(self, name: str, rows: NDArray[np.float32], experts: NDArray[np.int32], n_expert: int) -> None:
-        """Add some rows, as ``engine.Context`` hands them to ``on_matmul``."""
+        """Add rows, as ``engine.Context`` passes them to ``on_matmul``."""
         if name not in self._sums:
             self._sums[name] = np.zeros((n_expert, rows.shape[1]))
             self._counts[name] = np.zeros(n_expert, np.int64)
@@ -157,17 +160,19 @@ class MeanSquares:
             self._counts[name][expert] += len(mine)
 
     def result(self) -> dict[str, NDArray[np.float32]]:
-        """One array per weight, shape (n_expert × ne0,). All columns of an expert that was never chosen count the same.
+        """One array per weight, shape (n_expert × ne0,); 1 for every column of an expert that was never chosen.
 
         Raises:
-            ValueError: something was not a number.
+            ValueError: a mean square is infinite or nan.
         """
         out = {}
         for name, sums in self._sums.items():
             counts = self._counts[name][:, None]
             means = np.where(counts > 0, sums / np.maximum(counts, 1), 1.0)
             if not np.isfinite(means).all():
-                raise ValueError(f"the model computes values that are no numbers before {name}: it is damaged.")
+                raise ValueError(
+                    f"the model computes infinite or undefined values before {name}: its file is damaged, use another."
+                )
             out[name] = means.astype(np.float32).reshape(-1)
         return out
 

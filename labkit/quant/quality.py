@@ -1,7 +1,7 @@
-"""What a model lost: how well it predicts a text, and how far its predictions are from those of a reference model.
+"""How well a model predicts a text, and how far its predictions are from those of a reference model.
 
 The figures are those of llama-perplexity --kl-divergence (tools/perplexity in llama.cpp), but every token of a chunk
-except its first is predicted here, not only those of its second half, so perplexity comes out higher than there.
+except its first is predicted here, not only those of its second half, so perplexity is higher than there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from labkit.units import MiB
 if TYPE_CHECKING:
     from labkit.engine import Context
 
-ROWS_BYTES = 32 * MiB  # of scores that each model may keep at once, however large the vocabulary
+ROWS_BYTES = 32 * MiB  # of logits that each model may keep at once, however large the vocabulary
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Quality:
     """A model compared with a reference on one text.
 
     Attributes:
-        perplexity: exp of the mean negative log-likelihood of the text's tokens; 1 would be certainty.
+        perplexity: exp of the mean negative log-likelihood of the text's tokens; 1 if each was certain.
         reference_perplexity: that of the reference.
         kld_mean: mean over tokens of the Kullback-Leibler divergence of the model's prediction from the reference's, in
             nats; 0 if they are the same.
-        kld_mean_error: standard error of that mean. Differences smaller than this mean nothing.
-        kld_p99: 99th percentile of the divergence: how bad the worst tokens are.
+        kld_mean_error: standard error of that mean. A smaller difference is not significant.
+        kld_p99: 99th percentile of the divergence.
         top1: share of tokens for which both models think the same next token the likeliest.
         n_tokens: number of predictions compared.
         seconds: how long it took, loading included.
@@ -71,10 +71,9 @@ def quality(
     """Compare a model's predictions with a reference's, token by token, in a child process.
 
     The reference for a quantized model is its F16 original. Of SmolLM2 the kit has no such original: the F16 that
-    ``quantize("smollm2", "F16")`` makes is dequantized from Q4_1, so losses are counted from there, and what Q4_1
-    itself lost is not seen.
+    ``quantize("smollm2", "F16")`` makes is dequantized from Q4_1, so what Q4_1 itself lost is not counted.
 
-    Both models stay loaded. Besides weights and caches, memory is bounded by ``ROWS_BYTES`` of scores for each.
+    Both models are loaded at the same time. Besides weights and caches they take ``ROWS_BYTES`` of logits each.
 
     Args:
         model: a path or ``smollm2``.
@@ -84,7 +83,7 @@ def quality(
         threads: by default one less than there are cores.
         progress: called with the fraction done and a text; by default a bar appears in a notebook or terminal.
         cancel: when set, comparing ends.
-        **settings: of ``model`` only, such as ``type_k="q4_0"``; the reference keeps the defaults.
+        **settings: of ``model`` only, such as ``type_k="q4_0"``; the reference has the defaults.
 
     Raises:
         SettingsError: a setting is unknown, out of range or contradicts another.
@@ -119,7 +118,7 @@ def quality(
 
 @dataclass(frozen=True)
 class TokenScore:
-    """One prediction of two models. Losses are negative log-likelihoods of the token that came, in nats."""
+    """One prediction of two models. Losses are negative log-likelihoods of the text's next token, in nats."""
 
     loss: float
     reference_loss: float
@@ -129,7 +128,7 @@ class TokenScore:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a reference predicts, worked out once for all who are compared with it."""
+    """What a reference predicts, computed once for all contexts that are compared with it."""
 
     log_p: NDArray[np.float64]
     p: NDArray[np.float64]
@@ -149,12 +148,12 @@ class Judgement:
 
 
 def score(row: NDArray[np.float32], reference: NDArray[np.float32], target: int) -> TokenScore:
-    """Compare two rows of scores for the next token.
+    """Compare two rows of logits for the next token.
 
     Args:
-        row: the model's logits, shape (n_vocab,).
+        row: the model's, shape (n_vocab,).
         reference: the reference's.
-        target: the token that came.
+        target: the text's next token.
     """
     return Judgement.of(reference).score(row, target)
 
@@ -171,6 +170,7 @@ def scores(chunk: Sequence[int], reference: Context, others: Sequence[Context]) 
 
 
 def _log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Logarithms of the probabilities that a row of logits stands for."""
     shifted = row.astype(np.float64)
     shifted -= shifted.max()  # exp of large scores would overflow
     shifted -= math.log(np.exp(shifted).sum())
@@ -178,7 +178,7 @@ def _log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def summary(scores: Sequence[TokenScore]) -> dict[str, Any]:
-    """Quality's fields, but for the time, from at least one score."""
+    """The fields of ``Quality`` but ``seconds``, from one or more scores."""
     klds = np.array([s.kld for s in scores])
     mean, error = mean_and_error(klds)
     return {
@@ -199,7 +199,7 @@ def mean_and_error(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def rows_at_once(n_vocab: int, budget_bytes: int) -> int:
-    """How many rows of scores fit, at least one and no more than a usual chunk has."""
+    """How many rows of logits fit, at least one and no more than ``texts.CHUNK``."""
     return max(1, min(texts.CHUNK, budget_bytes // (4 * n_vocab)))
 
 

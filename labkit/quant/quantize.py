@@ -1,4 +1,4 @@
-"""Quantize a model with llama.cpp's own code, in a child process, and find it again the next time."""
+"""Quantize a model with llama.cpp's own code, in a child process, and keep the file for the next time."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Quantized:
 
     Attributes:
         file_bytes: its length.
-        seconds: how long quantizing took, without start and checks; None if it was there already.
+        seconds: how long quantizing took, without start and checks; None if the file existed already.
         types: (number of tensors, their bytes) of each tensor type.
         fallbacks: number of tensors that got another type than the mixture asks for, because of their rows' length.
-        reused: it was there already.
+        reused: the file existed already.
     """
 
     path: Path
@@ -71,17 +71,17 @@ def quantize(
     progress: Progress | None = None,
     cancel: threading.Event | None = None,
 ) -> Quantized:
-    """Write a model in another mixture of tensor types, or find the same one already written.
+    """Write a model in another mixture of tensor types, unless the file exists already.
 
-    Its size is predicted first and must fit on the disk. The file appears when it is complete: a failure, ``cancel``
-    or Ctrl-C leaves nothing behind.
+    Its size is predicted first and must fit on the disk. The file gets its name when it is complete: a failure,
+    ``cancel`` or Ctrl-C leaves nothing behind.
 
     Args:
         model: a path, ``smollm2``, or ``SHAPE:QUANT`` for a forged one.
         quant: a mixture, such as ``"Q4_K_M"``.
         out: the file, which must not exist; by default one in labkit's cache, which is used again.
-        imatrix: how much each column matters, from ``imatrix.collect``.
-        allow_requantize: accept a source whose tensors are quantized already; what that lost does not come back.
+        imatrix: the importance of each column, from ``imatrix.collect``.
+        allow_requantize: accept a source whose tensors are quantized already; their loss is not undone.
         token_embedding_type: type of the token embedding, whatever the mixture says.
         output_tensor_type: type of output.weight, whatever the mixture says.
         threads: by default all usable cores.
@@ -92,7 +92,7 @@ def quantize(
         ShapeError: there is no such mixture.
         PlanError: a setting would make llama.cpp abort.
         GGUFError, ModelError: there is no such model, or it cannot be read.
-        QuantizeError: the disk is too full, a file is in the way, the importance matrix is of another model, or
+        QuantizeError: the disk is too full, ``out`` exists, the importance matrix is of another model, or
             ``allow_requantize`` is off and needed.
         ImatrixError: the importance matrix cannot be read.
         TaskError: llama.cpp failed.
@@ -113,7 +113,7 @@ def quantize(
             _refuse_requantizing(source, wanted)
         target = Path(out).expanduser() if out is not None else _cached(source, mixture.name, weights, settings)
         if out is not None and target.exists():
-            raise QuantizeError(f"{target} exists and is left alone: delete it or choose another name.")
+            raise QuantizeError(f"{target} exists and is not overwritten: delete it or choose another name.")
         if _readable(target):
             return _result(target, wanted, None)
         problem = shortage(target.parent, wanted.file_bytes)
@@ -146,6 +146,7 @@ def quantize(
 
 
 def _result(path: Path, wanted: QuantPlan, seconds: float | None) -> Quantized:
+    """The record of a file; ``seconds`` is None where it existed already."""
     header = gguf.read_header(path)
     return Quantized(
         path=path,
@@ -159,7 +160,7 @@ def _result(path: Path, wanted: QuantPlan, seconds: float | None) -> Quantized:
 
 
 class _Clock:
-    """Turns tensors into progress: those before the current one count by their size, as does the time."""
+    """Reports progress by the sizes of the tensors done, and the time since the first one was begun."""
 
     def __init__(self, header: gguf.Header, report: Progress) -> None:
         self._report = report
@@ -180,6 +181,11 @@ class _Clock:
 
 
 def _refuse_requantizing(source: Path, wanted: QuantPlan) -> None:
+    """Refuse a source that is quantized already.
+
+    Raises:
+        QuantizeError: a tensor that would change is quantized.
+    """
     for t in wanted.tensors:
         if t.source != t.type and TYPES[t.source].block_elems > 1:
             raise QuantizeError(
@@ -189,7 +195,12 @@ def _refuse_requantizing(source: Path, wanted: QuantPlan) -> None:
 
 
 def _check_imatrix(path: Path, header: gguf.Header) -> None:
-    """llama.cpp passes over a matrix of another model in silence where names differ."""
+    """Refuse the importance matrix of another model: llama.cpp ignores entries whose names it does not know.
+
+    Raises:
+        ImatrixError: the file is not an importance matrix.
+        QuantizeError: an entry fits no tensor.
+    """
     columns = {t.name: t.dims[0] * (t.dims[2] if len(t.dims) > 2 else 1) for t in header.tensors}
     for name, values in load(path).items():
         if columns.get(name) != values.size:
@@ -200,7 +211,7 @@ def _check_imatrix(path: Path, header: gguf.Header) -> None:
 
 
 def _readable(path: Path) -> bool:
-    """Whether the cache has this file. Its name says what it was made of, and only complete files get it."""
+    """Whether the cache has this file; its name identifies source and settings, and only complete files get it."""
     try:
         gguf.read_header(path)
     except gguf.GGUFError:
@@ -209,7 +220,7 @@ def _readable(path: Path) -> bool:
 
 
 def _cached(source: Path, quant: str, weights: Path | None, settings: dict[str, str | None]) -> Path:
-    """The name in the cache tells source and settings apart."""
+    """The file in labkit's cache; its name identifies source and settings."""
     stat = os.stat(source)
     identity: list[Any] = [str(source.resolve()), stat.st_size, stat.st_mtime_ns, settings, PINNED]
     if weights is not None:

@@ -11,7 +11,7 @@ from labkit.models.lookup import Found
 
 LANGUAGES = ("english", "korean")
 CALIBRATION, EVALUATION = "calibration", "evaluation"
-CHUNK = 256  # tokens a model sees at once
+CHUNK = 256  # tokens that a model reads at once, by default
 
 
 def get(text: str, part: str) -> str:
@@ -44,11 +44,11 @@ def chunks(ids: Sequence[int], n: int, bos: int | None, *, size: int = CHUNK) ->
 
 
 def readable(found: Found) -> Path:
-    """The file of a model that knows language.
+    """The file of a model that can read a text.
 
     Raises:
         TaskError: it is forged.
     """
     if found.forged:
-        raise TaskError(f"{found.name} is forged and knows no language, so it cannot read a text: name a real model.")
+        raise TaskError(f"{found.name} is forged and has no vocabulary, so it cannot read a text: name a real model.")
     return found.path

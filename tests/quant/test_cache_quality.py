@@ -25,11 +25,12 @@ SENTENCE = "The kettle boils, the tea is ready, and the cat is asleep on the cha
 @pytest.fixture(scope="module")
 def rows() -> dict[tuple[str, str, bool], CacheQuality]:
     pairs = [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "f16"), ("f16", "q4_0")]
-    found = cache_quality(pairs=pairs, rotation=(True, False), tokens=64, threads=1)
+    found = cache_quality(pairs=pairs, rotation=(True, False), tokens=40, threads=1)
     assert [(row.type_k, row.type_v, row.rotated) for row in found] == [(*p, r) for p in pairs for r in (True, False)]
     return {(row.type_k, row.type_v, row.rotated): row for row in found}
 
 
+@pytest.mark.live
 def test_f16_against_itself_loses_nothing(rows: dict[tuple[str, str, bool], CacheQuality]) -> None:
     for rotated in (True, False):
         same = rows["f16", "f16", rotated]
@@ -38,6 +39,7 @@ def test_f16_against_itself_loses_nothing(rows: dict[tuple[str, str, bool], Cach
         assert set(same.kld_by_position) == {0}
 
 
+@pytest.mark.live
 def test_k_is_the_sensitive_half_and_rotation_helps_it(rows: dict[tuple[str, str, bool], CacheQuality]) -> None:
     kld = {key: row.quality.kld_mean for key, row in rows.items()}
     assert 0 < kld["q8_0", "q8_0", True] < kld["q4_0", "f16", True]
@@ -45,6 +47,7 @@ def test_k_is_the_sensitive_half_and_rotation_helps_it(rows: dict[tuple[str, str
     assert len({row.quality.reference_perplexity for row in rows.values()}) == 1  # all beside the same reference
 
 
+@pytest.mark.live
 def test_llama_cpp_says_which_halves_it_rotated(
     rows: dict[tuple[str, str, bool], CacheQuality], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +62,7 @@ def test_llama_cpp_says_which_halves_it_rotated(
     assert (row.rotated, row.k_rotated, row.v_rotated) == (True, True, True)
 
 
+@pytest.mark.live
 def test_one_pair_is_scored_as_a_model_is(smollm2_path: Path) -> None:
     (row,) = cache_quality(pairs=[("q8_0", "q4_0")], text=SENTENCE, threads=1)
     one = quality(smollm2_path, smollm2_path, text=SENTENCE, threads=1, type_k="q8_0", type_v="q4_0")
@@ -79,6 +83,7 @@ def test_divergence_by_position() -> None:
     assert math.isnan(binned([TokenScore(0.0, 0.0, 1.0, True)], [0], 4)[0][1])
 
 
+@pytest.mark.live
 def test_chunks_of_another_size_and_progress() -> None:
     seen: list[float] = []
     (row,) = cache_quality(
@@ -97,6 +102,7 @@ def test_chunks_of_another_size_and_progress() -> None:
     assert seen == sorted(seen) and len(seen) == 2 and seen[-1] <= 1
 
 
+@pytest.mark.live
 def test_rows_of_all_contexts_together_are_bounded(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Settings] = []
     original = engine.Context.__init__
@@ -113,6 +119,7 @@ def test_rows_of_all_contexts_together_are_bounded(smollm2_path: Path, monkeypat
     assert 1 < sum(one.n_batch for one in made) * 4 * 49152 <= 2 * ROWS_BYTES
 
 
+@pytest.mark.live
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="type_k is 'q3_0': choose one of"):
         cache_quality(pairs=[("q3_0", "f16")])
@@ -121,7 +128,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(task.TaskError, match="chunk is 2"):
         cache_quality(pairs=[("q8_0", "f16")], chunk=2)
     forged = forge(small(), "Q4_0", path=tmp_path / "forged.gguf").path
-    with pytest.raises(task.TaskError, match=r"forged\.gguf is forged and knows no language"):
+    with pytest.raises(task.TaskError, match=r"forged\.gguf is forged and has no vocabulary"):
         cache_quality(forged, pairs=[("q8_0", "f16")])
     cancel = threading.Event()
     cancel.set()

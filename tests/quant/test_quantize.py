@@ -14,7 +14,7 @@ import psutil
 import pytest
 from support.small import small, write
 
-from labkit import files as partfile
+from labkit import files as kit_files
 from labkit import gguf
 from labkit.experiments.child import task
 from labkit.models import mixtures, quant_plan
@@ -53,6 +53,7 @@ def files(folder: Path) -> list[str]:
 # The result
 
 
+@pytest.mark.live
 def test_the_file_is_what_the_plan_says(source: Path, tmp_path: Path) -> None:
     header = gguf.read_header(source)
     made = quantize(source, "q4_k_m", out=tmp_path / "out.gguf")
@@ -65,6 +66,7 @@ def test_the_file_is_what_the_plan_says(source: Path, tmp_path: Path) -> None:
     assert files(tmp_path) == ["out.gguf"]
 
 
+@pytest.mark.live
 def test_weights_survive_quantizing(source: Path, tmp_path: Path) -> None:
     from gguf import GGUFReader
     from gguf.quants import dequantize
@@ -79,6 +81,7 @@ def test_weights_survive_quantizing(source: Path, tmp_path: Path) -> None:
         assert np.abs(after[name] - weights).max() <= np.abs(weights).max() / 127 * 0.51, name
 
 
+@pytest.mark.live
 def test_progress_rises_and_names_every_tensor(source: Path) -> None:
     seen: list[tuple[float, str]] = []
     quantize(source, "Q4_0", progress=lambda share, text: seen.append((share, text)))
@@ -88,6 +91,7 @@ def test_progress_rises_and_names_every_tensor(source: Path) -> None:
     assert [text for _, text in seen[:-1]] == names
 
 
+@pytest.mark.live
 def test_the_same_file_is_found_again_and_only_the_same(
     source: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +112,7 @@ def test_the_same_file_is_found_again_and_only_the_same(
     assert not quantize(source, "Q4_0").reused
 
 
+@pytest.mark.live
 def test_an_importance_matrix_changes_the_weights_and_the_name(source: Path, tmp_path: Path) -> None:
     header = gguf.read_header(source)
     weights = {
@@ -143,7 +148,7 @@ def test_what_would_fail_is_refused_by_name_before_anything_starts(
     with pytest.raises(gguf.GGUFError, match="no such file"):
         quantize(tmp_path / "nothing.gguf", "Q4_K_M")
     (tmp_path / "mine.gguf").write_text("mine")
-    with pytest.raises(QuantizeError, match=r"mine\.gguf exists and is left alone"):
+    with pytest.raises(QuantizeError, match=r"mine\.gguf exists and is not overwritten"):
         quantize(source, "Q4_K_M", out=tmp_path / "mine.gguf")
     assert (tmp_path / "mine.gguf").read_text() == "mine"
     with pytest.raises(QuantizeError, match="cannot be written"):
@@ -171,7 +176,7 @@ def test_a_full_disk_is_noticed_beforehand(source: Path, home: Path, monkeypatch
         used: int
         free: int
 
-    need = quant_plan.plan_quant(gguf.read_header(source), "Q8_0").file_bytes + partfile.SPARE_BYTES
+    need = quant_plan.plan_quant(gguf.read_header(source), "Q8_0").file_bytes + kit_files.SPARE_BYTES
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(GiB, GiB - need + 1, need - 1))
     with pytest.raises(QuantizeError, match=r"small\.gguf cannot be quantized to Q8_0: .* MiB free: delete something"):
         quantize(source, "Q8_0")
@@ -219,6 +224,7 @@ def no_orphans() -> Iterator[None]:
     assert not [p for p in psutil.Process().children() if "labkit.experiments.child" in p.cmdline()]
 
 
+@pytest.mark.live
 @pytest.mark.usefixtures("no_orphans")
 def test_a_killed_child_is_reported_and_leaves_nothing(slow: Path, home: Path) -> None:
     with pytest.raises(task.TaskError, match=r"quantizing slow\.gguf to Q8_0 was killed from outside \(signal 9\)"):
@@ -226,6 +232,7 @@ def test_a_killed_child_is_reported_and_leaves_nothing(slow: Path, home: Path) -
     assert files(home) == []
 
 
+@pytest.mark.live
 @pytest.mark.usefixtures("no_orphans")
 def test_cancel_and_ctrl_c_leave_nothing(slow: Path, home: Path) -> None:
     cancel = threading.Event()
@@ -237,6 +244,7 @@ def test_cancel_and_ctrl_c_leave_nothing(slow: Path, home: Path) -> None:
     assert files(home) == []
 
 
+@pytest.mark.live
 def test_an_abort_of_llama_cpp_leaves_nothing(source: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quant_plan, "_checked", lambda forced, tensor: forced)  # as if nothing were refused
     with pytest.raises(task.TaskError, match=r"to Q8_0 ended with status -6: .*GGML_ASSERT\(imatrix != NULL\)"):
@@ -244,6 +252,7 @@ def test_an_abort_of_llama_cpp_leaves_nothing(source: Path, home: Path, monkeypa
     assert files(home) == []
 
 
+@pytest.mark.live
 def test_what_llama_cpp_refuses_is_passed_on(tmp_path: Path, home: Path) -> None:
     path = tmp_path / "strange.gguf"
     write(path, small(embedding_length=256, feed_forward_length=256), "F16", llama__rope__dimension_count=6)
@@ -252,6 +261,7 @@ def test_what_llama_cpp_refuses_is_passed_on(tmp_path: Path, home: Path) -> None
     assert files(home) == []
 
 
+@pytest.mark.live
 def test_remains_of_a_killed_process_are_swept(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.gguf"
     dead, alive, other = (tmp_path / f".{name}.part" for name in ("out.gguf.99999999", "out.gguf.1", "o.gguf.99999999"))
