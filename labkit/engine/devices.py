@@ -136,7 +136,7 @@ def explained(why: str, advice: str) -> str:
 
 
 def _total_bytes(device: int) -> int | None:
-    """How much memory a device has, or None where it does not say."""
+    """How much memory a device has, or None where it does not report it."""
     base = library("ggml-base")
     assert base is not None  # part of the same package
     base.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_size_t)] * 2]

@@ -28,16 +28,16 @@ class Boundary:
     """Between which caps a run begins to be killed.
 
     Attributes:
-        survives_bytes: the smallest cap under which a run was not killed; None if there is none.
-        dies_bytes: the largest under which it was killed; None if there is none.
+        survived_bytes: the smallest cap under which a run was not killed; None if there is none.
+        killed_bytes: the largest under which it was killed; None if there is none.
         predicted_bytes: ``predict.lock(…).boundary_bytes``.
         runs: all that were made, in order.
         reason: why the search ended early; empty if it did not.
         recorded: on which machine and when, or None if it was measured here.
     """
 
-    survives_bytes: int | None
-    dies_bytes: int | None
+    survived_bytes: int | None
+    killed_bytes: int | None
     predicted_bytes: int
     runs: tuple[Run, ...]
     reason: str = ""
@@ -46,9 +46,9 @@ class Boundary:
     @property
     def error(self) -> float | None:
         """Error of the prediction, as a share of the middle between both caps; None where one of them is missing."""
-        if self.survives_bytes is None or self.dies_bytes is None:
+        if self.survived_bytes is None or self.killed_bytes is None:
             return None
-        return 2 * self.predicted_bytes / (self.survives_bytes + self.dies_bytes) - 1
+        return 2 * self.predicted_bytes / (self.survived_bytes + self.killed_bytes) - 1
 
 
 def find_boundary(
@@ -104,12 +104,12 @@ def find_boundary(
         while len(found.runs) < max_runs:
             if bounds:
                 cap = bounds.pop(0)
-            elif found.survives_bytes is None or found.dies_bytes is None:
+            elif found.survived_bytes is None or found.killed_bytes is None:
                 break  # all were killed, or none was
-            elif found.survives_bytes - found.dies_bytes <= within * found.survives_bytes:
+            elif found.survived_bytes - found.killed_bytes <= within * found.survived_bytes:
                 break
             else:
-                cap = (found.survives_bytes + found.dies_bytes) // 2
+                cap = (found.survived_bytes + found.killed_bytes) // 2
             report(len(found.runs) / max_runs, f"a cap of {cap / MiB:,.1f} MiB")
             made = measure(
                 model,
@@ -125,7 +125,7 @@ def find_boundary(
             if found.reason:
                 break
         if found.error is None and not found.reason:
-            killed, advice = ("every", "raise high") if found.survives_bytes is None else ("no", "lower low")
+            killed, advice = ("every", "raise high") if found.survived_bytes is None else ("no", "lower low")
             found = replace(found, reason=f"{killed} cap that was tried killed it: {advice}.")
         report(1.0, "found" if found.error is not None else "not found")
     return found
@@ -157,8 +157,8 @@ def _with(found: Boundary, made: Run) -> Boundary:
     if made.caution:  # where pages are not counted or not locked, the cap shows nothing
         return replace(found, reason=made.caution)
     if made.ok:
-        return replace(found, survives_bytes=made.cap_bytes)
-    return replace(found, dies_bytes=made.cap_bytes)
+        return replace(found, survived_bytes=made.cap_bytes)
+    return replace(found, killed_bytes=made.cap_bytes)
 
 
 def recorded(load_mode: str = "mmap+mlock", *, type_k: str = "f16") -> Boundary:

@@ -49,7 +49,7 @@ __all__ = [
     "slot_map",
 ]
 
-N_CTX_MAX = 4096  # more cells cannot be told apart in a picture
+N_CTX_MAX = 4096  # more cells cannot be distinguished in a picture
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ def slot_map(
     progress: Progress | None = None,
     cancel: threading.Event | None = None,
 ) -> tuple[Snapshot, ...]:
-    """Run a trace in llama.cpp and look at the cells after each step. The tokens are made up.
+    """Run a trace in llama.cpp and read the cells after each step. The tokens are made up.
 
     How the cells are read without disturbing them: see ``engine.Context.slot_maps``.
 

@@ -206,7 +206,7 @@ class Watch:
         self.progress(done, text)
 
     def finish(self) -> Run:
-        """Wait for the child to be gone and put everything together."""
+        """Wait until the child has ended, and put together the Run."""
         status = self.child.wait()
         if self.limit is not None:
             self.cap_stats = self.limit.stats()

@@ -25,8 +25,8 @@ def test_the_boundary_is_where_it_was_predicted(cache: str, low: str, high: str,
     options = {"n_ctx": 4096, "type_k": cache, "type_v": cache, "repack": False, "n_threads": 1}
     found = find_boundary(model, low=low, high=high, within=0.02, progress=quiet, **options)
     assert found.reason == "" and found.recorded is None
-    assert found.dies_bytes is not None and found.survives_bytes is not None and found.error is not None
-    assert 0 < found.survives_bytes - found.dies_bytes <= 0.02 * found.survives_bytes
+    assert found.killed_bytes is not None and found.survived_bytes is not None and found.error is not None
+    assert 0 < found.survived_bytes - found.killed_bytes <= 0.02 * found.survived_bytes
     assert abs(found.error) < 0.03
     assert {run.outcome for run in found.runs} == {"ok", "oom-killed"}
     killed = [run for run in found.runs if not run.ok]
@@ -75,9 +75,9 @@ def test_halving_finds_any_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda model, *, cap, truth=truth, **_: replace(ok if cap >= truth else killed, cap_bytes=cap),
         )
         found = find_boundary("x", within=0.002, max_runs=20, progress=quiet)
-        assert found.dies_bytes is not None and found.survives_bytes is not None
-        assert found.dies_bytes < truth <= found.survives_bytes
-        assert found.survives_bytes - found.dies_bytes <= 0.002 * found.survives_bytes
+        assert found.killed_bytes is not None and found.survived_bytes is not None
+        assert found.killed_bytes < truth <= found.survived_bytes
+        assert found.survived_bytes - found.killed_bytes <= 0.002 * found.survived_bytes
 
 
 def test_a_recorded_search_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Give ggml's CPU device a size, in this process only, so that it refuses buffers as a graphics card does.
 
-ggml's CPU device takes whatever the system gives. Two functions are replaced: the one that says how much memory the
+ggml's CPU device takes whatever the system gives. Two functions are replaced: the one that reports how much memory the
 device has, and the one that allocates a buffer. They are found at their places in ggml/src/ggml-backend-impl.h (at
 0c1e57098), and the new ones are tried through ggml's own functions before anything depends on them.
 """
@@ -41,7 +41,7 @@ class MemoryLimit:
         self._size = size
         self._alloc = _ALLOC_BUFFER(buffers[1] or 0)
         self._free: Any = None  # the same for all buffers of the CPU
-        # ggml calls these as long as the process lives; they must not be collected.
+        # ggml calls these as long as the process runs: they must not be collected.
         self._callbacks = _GET_MEMORY(self._memory), _ALLOC_BUFFER(self._allocate), _FREE_BUFFER(self._release)
         addresses = [ctypes.cast(callback, _pointer).value for callback in self._callbacks]
         device[2], buffers[1], self._release_address = addresses

@@ -55,7 +55,7 @@ def refusal(path: str) -> str | None:
     if sys.platform == "win32":
         return "Windows does not report which pages of a file are cached"
     if sys.platform.startswith("linux") and os.stat(path).st_uid != os.geteuid() and not os.access(path, os.W_OK):
-        return "Linux reveals a file's cached pages only to its owner or to someone who may write it"
+        return "Linux reports a file's cached pages only to its owner and to users who may write it"
     return None
 
 

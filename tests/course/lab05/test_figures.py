@@ -180,7 +180,7 @@ def test_the_boundary_found_stands_beside_the_one_predicted() -> None:
     assert len(finished) + len(killed) == len(FOUND.runs)
     assert min(finished) >= 948 > max(killed)
     assert line(fig, "_predicted").get_xdata()[0] == pytest.approx(955)
-    middle = (FOUND.survives_bytes + FOUND.dies_bytes) / 2 / MiB
+    middle = (FOUND.survived_bytes + FOUND.killed_bytes) / 2 / MiB
     text = said(fig)
     assert "mmap+mlock, n_ctx 1,024, f16: predicted 955 MiB" in text
     assert f"off by {100 * (955 / middle - 1):+.1f} %" in text

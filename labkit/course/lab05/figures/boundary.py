@@ -51,8 +51,8 @@ def boundary(
             _try(ax, y, run)
             ticks.append((y, f"{n + 1}"))
             y += 1
-        if one.dies_bytes and one.survives_bytes:
-            low, high = one.dies_bytes / MiB, one.survives_bytes / MiB
+        if one.killed_bytes and one.survived_bytes:
+            low, high = one.killed_bytes / MiB, one.survived_bytes / MiB
             ax.fill_betweenx([start + 0.8, y - 0.4], low, high, color=FAINT, zorder=1, label="_between", linewidth=0)
         at = [one.predicted_bytes / MiB] * 2
         ax.plot(at, [start + 0.8, y - 0.4], label="_predicted", **limits.LINE | {"zorder": 3})
@@ -118,11 +118,11 @@ def _say(ax: Axes, y: float, name: str, one: Boundary) -> None:
 
 def _range(one: Boundary) -> str:
     """The caps between which the boundary lies, as text: ``812 to 818 MiB``."""
-    dies, survives = one.dies_bytes or 0, one.survives_bytes or 0
-    low, high = fmt_bytes(dies), fmt_bytes(survives)
+    killed, survived = one.killed_bytes or 0, one.survived_bytes or 0
+    low, high = fmt_bytes(killed), fmt_bytes(survived)
     (less, unit), (more, other) = low.split(" "), high.split(" ")
     if unit != other or less == more:  # a finer unit tells them apart
-        return f"{dies / MiB:,.1f} to {survives / MiB:,.1f} MiB"
+        return f"{killed / MiB:,.1f} to {survived / MiB:,.1f} MiB"
     return f"{less} to {more} {unit}"
 
 
