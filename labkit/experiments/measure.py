@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from labkit.experiments.run import DeviceUse, ModelInfo, Run
 from labkit.experiments.watch import Companion, Watch
 from labkit.gguf import Header
 from labkit.models import lookup
-from labkit.predict.offload import Split, offload, on_host
+from labkit.predict import Predicted
+from labkit.predict.offload import Side, offload, on_host
 from labkit.progress import Progress, bar
 from labkit.settings import LOOPBACK, Settings, SettingsError
 from labkit.system import memlock as memlock_limit
@@ -116,28 +117,19 @@ def measure(
         header = gguf.read_header(found.path)
         predict.check_types(header, wanted)
         here = machine()
-        predicted = predict.memory(
-            header,
-            wanted,
-            cpu_features=cpu_features(),
-            prompt_tokens=prompt_tokens,
-            cap_bytes=cap_bytes,
-            page_bytes=here.page_bytes,
-            planned_compute_bytes=dry_run.compute_bytes(found.path, header, wanted),
+        planned = dry_run.compute_bytes(found.path, header, wanted)
+        expected = _expected(
+            header, wanted, here, prompt_tokens=prompt_tokens, cap_bytes=cap_bytes, planned_compute_bytes=planned
         )
+        predicted, on_loopback = expected.host, expected.loopback
         if bandwidth_bytes_per_s:
             read = predict.bytes_per_token(header, wanted)
             ms = predict.decode_ms(read, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
             predicted = replace(predicted, decode_ms=ms)
-        threads = wanted.n_threads or usable_cores()
-        use, loopback_pinned_bytes = None, 0
-        if wanted.devices:
-            split = _split(header, wanted, here)
-            predicted = on_host(predicted, split, header, wanted, prompt_tokens=prompt_tokens, cap_bytes=cap_bytes)
-            if LOOPBACK in wanted.devices:  # its memory is this machine's, too
-                there = split.devices[wanted.devices.index(LOOPBACK)]
-                use = DeviceUse(LOOPBACK, vram_bytes, threads, predicted_bytes=there.total_bytes)
-                loopback_pinned_bytes = min(there.pinned_bytes, vram_bytes or there.pinned_bytes)
+        threads, use, pinned = wanted.n_threads or usable_cores(), None, 0
+        if on_loopback:
+            use = DeviceUse(LOOPBACK, vram_bytes, threads, predicted_bytes=on_loopback.total_bytes)
+            pinned = min(on_loopback.pinned_bytes, vram_bytes or on_loopback.pinned_bytes)
         blank = Run(
             model=ModelInfo(found.name, str(found.path), header.arch, header.file_bytes, found.forged),
             settings=wanted,
@@ -152,17 +144,15 @@ def measure(
         )
         refusal = (
             version_problem()
-            or (device_problem() if use is not None else None)
+            or (device_problem() if on_loopback else None)
             or (memlock_limit.problem(memlock_bytes) if memlock_bytes is not None else None)
-            or preflight.refusal(
-                predicted, wanted, cap_bytes, here, loopback_pinned_bytes=loopback_pinned_bytes, companion=companion
-            )
+            or preflight.refusal(predicted, wanted, cap_bytes, here, loopback_pinned_bytes=pinned, companion=companion)
             or predict.too_long(header, wanted)
         )
         if refusal:
             return replace(blank, reason=refusal)
         device = None
-        if use is not None:
+        if on_loopback:
             try:
                 device = stack.enter_context(Loopback(memory=vram_bytes, n_threads=threads))
             except DeviceError as error:
@@ -202,9 +192,36 @@ def measure(
         return watch.finish()
 
 
-def _split(header: Header, wanted: Settings, here: Machine) -> Split:
-    """What lies on the host and on each device."""
-    return offload(
+@dataclass(frozen=True)
+class _Expected:
+    """What is predicted: for the host's process, and for the loopback device where it is used."""
+
+    host: Predicted
+    loopback: Side | None
+
+
+def _expected(
+    header: Header,
+    wanted: Settings,
+    here: Machine,
+    *,
+    prompt_tokens: int,
+    cap_bytes: int | None,
+    planned_compute_bytes: int | None,
+) -> _Expected:
+    """The prediction of a run's memory on this machine."""
+    whole = predict.memory(
+        header,
+        wanted,
+        cpu_features=cpu_features(),
+        prompt_tokens=prompt_tokens,
+        cap_bytes=cap_bytes,
+        page_bytes=here.page_bytes,
+        planned_compute_bytes=planned_compute_bytes,
+    )
+    if not wanted.devices:
+        return _Expected(whole, None)
+    split = offload(
         header,
         wanted,
         n_devices=len(wanted.devices),
@@ -212,9 +229,13 @@ def _split(header: Header, wanted: Settings, here: Machine) -> Split:
         pinned_host=any(name.startswith(PAGE_LOCKING) for name in wanted.devices),
         page_bytes=here.page_bytes,
     )
+    host = on_host(whole, split, header, wanted, prompt_tokens=prompt_tokens, cap_bytes=cap_bytes)
+    loopback = split.devices[wanted.devices.index(LOOPBACK)] if LOOPBACK in wanted.devices else None
+    return _Expected(host, loopback)
 
 
 def _uncounted(kept_bytes: int) -> str:
+    """A caution where pages of the file could not be dropped before the run."""
     return (
         f"{fmt_bytes(kept_bytes)} of the file stayed in the page cache, most likely mapped by another process; "
         "the cap does not count them."

@@ -277,7 +277,8 @@ class Watch:
         """The outcome and its reason."""
         ended = self.verdict and self.verdict[0] in ("interrupted", "timed-out", "device-lost")
         if status and not ended and self.device is not None:
-            lost = self.device.lost(within_s=DEVICE_END_S)  # ggml aborts the child when the device does not answer
+            # Where the device ended, ggml aborts the child, before it could report an error.
+            lost = self.device.lost(within_s=0.0 if self.verdict else DEVICE_END_S)
             if lost:
                 return "device-lost", self._loss(lost)
         if self.verdict and (ended or status == 0 or (self.verdict[0] != "ok" and not killed(status))):

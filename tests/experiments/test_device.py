@@ -63,36 +63,36 @@ def on_device(run: Run, kind: str) -> int:
 def test_it_starts_and_stops_and_leaves_nothing() -> None:
     endpoints = set()
     for _ in range(SOAK):
-        with Loopback(memory="64MiB") as lent:
-            assert lent.endpoint.startswith("127.0.0.1:") and listening(lent.endpoint)
-            assert psutil.pid_exists(lent.pid) and lent.lost() is None
-            endpoints.add(lent.endpoint)
-        assert not psutil.pid_exists(lent.pid) and children() == []
+        with Loopback(memory="64MiB") as running:
+            assert running.endpoint.startswith("127.0.0.1:") and listening(running.endpoint)
+            assert psutil.pid_exists(running.pid) and running.lost() is None
+            endpoints.add(running.endpoint)
+        assert not psutil.pid_exists(running.pid) and children() == []
     assert not any(listening(endpoint) for endpoint in endpoints)
 
 
 @LINUX
 def test_it_listens_on_this_computer_only() -> None:
-    with Loopback() as lent:
-        port = int(lent.endpoint.partition(":")[2])
-        open_at = [c.laddr for c in psutil.Process(lent.pid).net_connections() if c.status == psutil.CONN_LISTEN]
+    with Loopback() as running:
+        port = int(running.endpoint.partition(":")[2])
+        open_at = [c.laddr for c in psutil.Process(running.pid).net_connections() if c.status == psutil.CONN_LISTEN]
         assert open_at == [("127.0.0.1", port)]
 
 
 @LINUX
-def test_it_is_small_and_the_first_to_go() -> None:
-    with Loopback() as lent:
-        assert lent.idle.rss_anon_bytes is not None and 0 < lent.idle.rss_anon_bytes < 40 * MiB
-        assert Path(f"/proc/{lent.pid}/oom_score_adj").read_text() == "1000\n"
+def test_it_is_small_and_the_first_to_be_killed() -> None:
+    with Loopback() as running:
+        assert running.idle.rss_anon_bytes is not None and 0 < running.idle.rss_anon_bytes < 40 * MiB
+        assert Path(f"/proc/{running.pid}/oom_score_adj").read_text() == "1000\n"
 
 
-def test_it_is_over_when_it_is_over() -> None:
-    lent = Loopback()
-    lent.close()
-    lent.close()
+def test_a_closed_device_has_ended() -> None:
+    running = Loopback()
+    running.close()
+    running.close()
     with pytest.raises(ProcessGone):
-        lent.use()
-    assert lent.lost() is not None
+        running.use()
+    assert running.lost() is not None
 
 
 def test_a_chosen_port_is_used_and_one_in_use_is_named() -> None:
@@ -139,8 +139,8 @@ def test_a_server_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) 
 PARENT = """
 import os, sys, time
 from labkit.experiments.device import Loopback
-lent = Loopback(memory="64MiB")
-print(lent.pid, lent.endpoint, flush=True)
+running = Loopback(memory="64MiB")
+print(running.pid, running.endpoint, flush=True)
 {then}
 """
 
@@ -158,10 +158,10 @@ def test_it_ends_with_its_parent(then: str) -> None:
 
 
 @LINUX
-def test_a_killed_measurement_takes_both_processes_along(forged: Path) -> None:
+def test_both_processes_end_with_a_killed_measurement(forged: Path) -> None:
     code = (
         "import sys; from labkit.experiments.measure import measure\n"
-        f"measure(sys.argv[1], n_gpu_layers=3, hold_s=60, progress=lambda f, t: print(t, flush=True), **{ON_IT!r})"
+        f"measure(sys.argv[1], n_gpu_layers=3, hold_s=600, progress=lambda f, t: print(t, flush=True), **{ON_IT!r})"
     )
     with subprocess.Popen([sys.executable, "-c", code, forged], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -247,7 +247,7 @@ def test_the_cache_can_stay(forged: Path) -> None:
     assert on_device(run, "model") > 0
 
 
-def test_the_model_says_the_same_there() -> None:
+def test_the_model_writes_the_same_text_there() -> None:
     asked: dict[str, Any] = {"prompt": "What is the capital of France?", "tokens": 6, "n_threads": 1}
     here, there = measure("smollm2", **asked), measure("smollm2", n_gpu_layers=31, devices=("loopback",), **asked)
     assert here.ok and there.ok and here.device is None
@@ -317,15 +317,15 @@ for wanted in (600, 500, 400, 1):
 
 
 def test_it_counts_to_the_byte() -> None:
-    with Loopback(memory=1000) as lent:
+    with Loopback(memory=1000) as running:
         for _ in range(2):  # what a client leaves behind is freed when it disconnects
             done = subprocess.run(
-                [sys.executable, "-c", CLIENT, lent.endpoint], capture_output=True, text=True, timeout=60
+                [sys.executable, "-c", CLIENT, running.endpoint], capture_output=True, text=True, timeout=300
             )
             assert " ".join(done.stdout.split()) == "1000 1000 True 400 True 0 400 True 399", done.stderr
 
 
-def test_a_device_that_could_hurt_the_machine_is_refused(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_could_exhaust_the_machine_is_refused(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine()
     monkeypatch.setattr("labkit.experiments.measure.machine", lambda: replace(here, available_bytes=80 * MiB))
     large = {**ON_IT, "n_ctx": 16384}
@@ -350,7 +350,7 @@ def kill_device(with_signal: signal.Signals) -> None:
 
 @LINUX
 @pytest.mark.parametrize("phase", ["load", "decode, token 2", "hold"])
-def test_a_device_that_dies_is_an_outcome(phase: str, forged: Path) -> None:
+def test_a_killed_device_is_an_outcome(phase: str, forged: Path) -> None:
     options = {**ON_IT, "tokens": 100, "hold_s": 5.0 if phase == "hold" else 0.0}
     run = measure(forged, n_gpu_layers=2, progress=at(phase, lambda: kill_device(signal.SIGKILL)), **options)
     name = phase.partition(",")[0]
@@ -390,11 +390,11 @@ def test_a_killed_host_leaves_no_device(forged: Path) -> None:
 
 def test_cancelling_ends_both(forged: Path) -> None:
     cancel = threading.Event()
-    run = measure(forged, n_gpu_layers=3, cancel=cancel, progress=at("hold", cancel.set), hold_s=60, **ON_IT)
+    run = measure(forged, n_gpu_layers=3, cancel=cancel, progress=at("hold", cancel.set), hold_s=600, **ON_IT)
     assert run.outcome == "interrupted"
 
 
-# Told to others
+# The command line
 
 
 def test_the_command_line(forged: Path, capsys: pytest.CaptureFixture[str]) -> None:
