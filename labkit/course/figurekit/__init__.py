@@ -1,1 +1,1 @@
-"""What the labs' pictures are made with: colours and marks, text, labels, and memory by kind."""
+"""What the labs' pictures are made with: colours and marks, text and labels, memory by kind, limits, predictions."""

@@ -12,7 +12,7 @@ from labkit.course.figurekit import text_layout
 from labkit.course.figurekit.style import INK
 
 SHADES = ("#0072B2", "#56B4E9", "#00395A", "#3D96CF", "#00263D", "#7FC1EC")
-MARKS = "osv^DPX<>p"
+MARKS = "osv^Ph<>p*"  # a diamond is the learner's own prediction, a cross a run that was killed
 _GAP_PX = 3
 
 

@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
 from labkit.course.figurekit import guesses, point_labels, style, text_layout
+from labkit.course.figurekit.line_labels import MARKS
 from labkit.course.figurekit.style import INK, MEASURED
 from labkit.units import GiB, fmt_bytes, fmt_ms
-
-_MARKS = "osv^PpX<>H"
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ def roofline(points: Sequence[SpeedRow], bandwidth_bytes_per_s: float) -> Figure
         axis.set_minor_formatter("")
     marks = []
     for n, (p, ms, size) in enumerate(measured):
-        ax.plot(size, ms, _MARKS[n % len(_MARKS)], color=MEASURED, markeredgecolor="white", markersize=9)
+        ax.plot(size, ms, MARKS[n % len(MARKS)], color=MEASURED, markeredgecolor="white", markersize=9)
         share = text_layout.percent(p.roofline_ms / ms)
         marks.append(point_labels.Mark(size, ms, f"{text_layout.shorten(p.label, 32)}\n{fmt_ms(ms)}, {share}", 9))
     fig.draw_without_rendering()

@@ -180,5 +180,5 @@ def _position_title(rows: Sequence[CacheQuality]) -> str:
     ratio, pair = last / first, f"{row.type_k}/{row.type_v}"
     if 0.8 <= ratio <= 1.25:
         return f"The divergence of {pair} is about as large at the end of the text as at its beginning"
-    size = text_layout.factor(ratio) if ratio > 1 else text_layout.percent(ratio)
-    return f"At the end of the text the divergence of {pair} is {size} of that at its beginning"
+    size = text_layout.factor(ratio) if ratio > 1 else f"{text_layout.percent(ratio)} of"
+    return f"At the end of the text the divergence of {pair} is {size} that at its beginning"

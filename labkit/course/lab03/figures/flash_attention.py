@@ -47,7 +47,7 @@ def flash_attention(rows: Sequence[Planned], *, guess_bytes: float | None = None
     colour = KINDS["compute"].colour
     ends: list[tuple[float, float, str]] = []
     marks, drawn = [], []
-    for (name, line), mark in zip(sorted(found.items()), "osD", strict=False):
+    for (name, line), mark in zip(sorted(found.items()), "osv", strict=False):
         at = sorted(line)
         figures = [line[n] / unit for n in at]
         ax.plot(at, figures, f"{mark}-", color=colour, markeredgecolor=INK, markersize=7, linewidth=2, label=name)

@@ -111,7 +111,7 @@ def _title(usages: Mapping[str, Sequence[Usage]]) -> str:
     most = max(ends, key=lambda name: (wasted[name], refused[name]))
     size = len(ends[most][0].cells)
     simulated = sum(any(u.simulated for u in usage) for usage in ends.values())
-    how = f"{len(ends) - simulated} of the policies ran, {simulated} are simulated"
+    how = f"{len(ends) - simulated} ran, {simulated} simulated"
     if wasted[most]:
         share = text_layout.percent(wasted[most] / size)
         denied = f" and has no room for {refused[most]} of {len(ends[most])} steps" if refused[most] else ""

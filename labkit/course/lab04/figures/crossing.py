@@ -67,7 +67,8 @@ def _title(rows: Sequence[CrossingRow]) -> str:
     if not claims or not others:
         return "There is no claimed time here to compare with another one"
     claim, other = claims[0], others[0]
-    takes = f"{other.label[:1].upper()}{other.label[1:]} takes {_time(other.ms)} ({other.how})"
+    known = "was measured" if other.how == "measured" else "is predicted"
+    takes = f"{_time(other.ms)} {known} for {other.label}"
     if claim.ms >= other.ms:
         return f"{takes}; the {_time(claim.ms)} claimed are {text_layout.factor(claim.ms / other.ms)} as long"
-    return f"{takes}, which is {text_layout.factor(other.ms / claim.ms)} as long as the {_time(claim.ms)} claimed"
+    return f"{takes}; that is {text_layout.factor(other.ms / claim.ms)} as long as the {_time(claim.ms)} claimed"

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from labkit.course.figurekit import guesses, style, text_layout
-from labkit.course.figurekit.style import INK, LIMIT, MEASURED
+from labkit.course.figurekit.style import INK, MEASURED
 from labkit.units import fmt_bytes, fmt_ms, times
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def first_token(
         _dots(ax, n + _DURING, rest, MEASURED, "_following")
         if row.first_token_ms is not None:
             typical = statistics.median(rest or row.before_ms or (row.first_token_ms,))
-            ax.plot([typical, row.first_token_ms], [n + _DURING] * 2, color=LIMIT, linewidth=2, zorder=3, label="_wait")
+            ax.plot([typical, row.first_token_ms], [n + _DURING] * 2, color=INK, linewidth=2, zorder=3, label="_wait")
             ax.plot(row.first_token_ms, n + _DURING, **_FIRST)
         _write(ax, n, _first_said(row))
     said = ["a token before the pause", "the first after it", "those that follow"]
@@ -98,8 +98,8 @@ def first_token(
 _ALONE: dict[str, Any] = {"linestyle": "none", "color": INK, "zorder": 5}
 _MEDIAN = _ALONE | {"marker": "|", "markersize": 17, "markeredgewidth": 2.6, "label": "_median"}
 _P95 = _ALONE | {"marker": "|", "markersize": 17, "markeredgewidth": 1.2, "label": "_p95"}
-_WORST = _ALONE | {"marker": "d", "markersize": 7, "markerfacecolor": "white", "label": "_worst"}
-_FIRST = _ALONE | {"marker": "D", "markersize": 8, "color": LIMIT, "zorder": 6, "label": "_first"}
+_WORST = _ALONE | {"marker": ">", "markersize": 7, "markerfacecolor": "white", "label": "_worst"}
+_FIRST = _ALONE | {"marker": "s", "markersize": 8, "markerfacecolor": MEASURED, "zorder": 6, "label": "_first"}
 
 
 def _rows(
@@ -222,7 +222,7 @@ def _latency_title(rows: Sequence[Pressured], names: Sequence[str]) -> str:
     best, worst = (choose(timed, key=lambda name: timed[name][0]) for choose in (min, max))
     given = {row.ballast_bytes for row in rows}
     beside = f"Beside {fmt_bytes(given.pop())} of ballast" if len(given) == 1 else "Under pressure"
-    if best == worst:
+    if len(timed) == 1:
         return f"{beside}, the median token takes {fmt_ms(timed[worst][0])} ({worst})"
     if timed[worst][0] < 1.5 * timed[best][0]:
         return f"{beside}, the median token takes at most {fmt_ms(timed[worst][0])}, whatever the load mode"
