@@ -1,7 +1,7 @@
 """The learner's own prediction in a picture: a black diamond with its value.
 
-A notebook hands over what was typed. An unset prediction is None and draws nothing, and neither does what is no number:
-``lk.compare`` says so in words.
+A notebook passes what was typed. An unset prediction is None and draws nothing. What is not a number draws nothing
+either; ``lk.compare`` tells the learner so.
 """
 
 from __future__ import annotations

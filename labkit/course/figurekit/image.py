@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from IPython.display import Image
 
 SHOWN_PX = 760
-
-
 N_COLOURS = 24
 FLAT_COLOURS = 10  # of them: those that fill areas, which stay exact
 
@@ -42,7 +40,7 @@ def png(fig: Figure) -> bytes:
 
 
 def _palette(colours: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The commonest colours, then one by one that which is worst off without: rare but far from all others, or common.
+    """The most frequent colours, then one by one the colour with the largest error without it, times its pixels.
 
     Args:
         colours: shape (n, 3).
@@ -57,7 +55,7 @@ def _palette(colours: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[n
 
 
 def _squares(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Squared distances of colours."""
+    """The squared distances between colours."""
     squares: NDArray[np.int64] = ((a - b) ** 2).sum(axis=-1)
     return squares
 

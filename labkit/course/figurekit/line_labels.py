@@ -82,4 +82,5 @@ def _spread(wanted: Sequence[float], heights: Sequence[float], low: float, high:
 
 
 def _within(bottom: float, height: float, low: float, high: float) -> float:
+    """The bottom nearest to this one at which a box of this height lies between ``low`` and ``high``."""
     return max(min(bottom, high - height), low)

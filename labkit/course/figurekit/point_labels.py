@@ -25,7 +25,7 @@ class Mark:
     """A point to be named.
 
     Attributes:
-        x, y: where it lies, in data coordinates.
+        x, y: where it is, in data coordinates.
         text: its label; "" for a mark that only has to stay in sight.
         radius_px: of the drawn mark, which no label may cover.
     """
@@ -80,6 +80,7 @@ def _joined(at: Sequence[Point], marks: Sequence[Mark]) -> list[tuple[int, str]]
 
 
 def _list(texts: Sequence[str]) -> str:
+    """The label of several marks: three to a line, or a line for each if one has several lines itself."""
     if len(texts) == 1:
         return texts[0]
     if any("\n" in text for text in texts):
@@ -120,19 +121,23 @@ def _place(
 
 
 def _point(ax: Axes, x: float, y: float) -> Point:
+    """A place in pixels."""
     across, up = ax.transData.transform((x, y))
     return float(across), float(up)
 
 
 def _around(at: Point, radius: float) -> Bbox:
+    """The square around a point."""
     return Bbox.from_extents(at[0] - radius, at[1] - radius, at[0] + radius, at[1] + radius)
 
 
 def _between(a: Point, b: Point, share: float) -> Point:
+    """The point at this share of the way from one to the other."""
     return a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share
 
 
 def _within(box: Bbox, inside: Bbox) -> bool:
+    """Whether a box lies wholly in another."""
     return bool(inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1)
 
 

@@ -31,7 +31,6 @@ from labkit.course import figures
 from labkit.course.figurekit.style import KINDS, LIMIT
 from labkit.course.figures import BudgetRow, SizeRow
 from labkit.course.lab03 import cachesim
-from labkit.course.lab03.cachesim import bookkeeping
 from labkit.course.lab03.figures import cells
 from labkit.course.lab03.figures.cache_quality import nats, shade
 from labkit.experiments import cache_trace
@@ -385,7 +384,7 @@ def test_a_state_stands_on_the_tokens_and_layers_without_bytes_have_marks() -> N
     assert list(line(fig, "shared").get_xdata()) == [12, 13, 14, 15] and list(line(fig, "none").get_xdata()) == [16]
     text = said(fig)
     assert "recurrent state, 12 layers × 2.00 MiB = 24.0 MiB" in text
-    assert "uses an earlier layer's, 4 layers" in text and "keeps nothing, 1 layer" in text
+    assert "uses an earlier layer's cache, 4 layers" in text and "keeps no cache, 1 layer" in text
 
 
 def test_layers_of_a_published_shape_add_up() -> None:
@@ -529,10 +528,6 @@ def test_cells_are_drawn_where_they_are() -> None:
     assert numbers(fig) == ["95", "256", "200 tokens", "1"]
     [refused] = [t for t in fig.axes[0].get_yticklabels() if "no slot: decode returned 1" in t.get_text()]
     assert to_hex(refused.get_color()).upper() == LIMIT
-
-
-def test_a_reserved_cell_is_coded_as_the_simulators_do() -> None:
-    assert cells.RESERVED == bookkeeping.RESERVED
 
 
 def test_sequences_differ_in_grey() -> None:

@@ -66,7 +66,7 @@ def speed_check(
         longest = max(ms for ms in (row.roofline_ms, row.predicted_ms, row.measured_ms) if ms is not None)
         ax.set_xlim(0, max(longest, guesses.within(own, longest)) * 1.03 or 1)
         if own is not None:
-            texts.append(_own(ax, own))
+            texts.append(_draw_guess(ax, own))
         said[ax] = texts
         if axis_ms is not None:
             ax.set_xlim(0, axis_ms[row.label])
@@ -109,7 +109,7 @@ def _bar(ax: Axes, y: float, ms: float, text: str, look: Mapping[str, object]) -
     return text_layout.beside(ax, ms, y, text)
 
 
-def _own(ax: Axes, ms: float) -> Text:
+def _draw_guess(ax: Axes, ms: float) -> Text:
     """Draw the learner's own figure on the lane below the bars; return its text."""
     x, y, said = guesses.draw(ax, ms, ax.get_ylim()[0] - 0.5, f"{fmt_ms(ms)}, {text_layout.rate(ms)}")
     if x == ms:

@@ -63,7 +63,7 @@ def timeline(run: Run, *, guess_growth_mib: float | None = None, title: str | No
     if run.outcome == "oom-killed":
         _name_kill(ax, times[-1], top[-1], fmt_bytes(top[-1] * unit))
     if (growth := guesses.number(guess_growth_mib)) is not None:
-        _own(ax, run, growth * MiB, unit)
+        _draw_guess(ax, run, growth * MiB, unit)
     _bands(ax, run)
     return fig
 
@@ -77,7 +77,7 @@ def _name_kill(ax: Axes, t_s: float, y: float, size: str) -> None:
     text_layout.beside(ax, t_s, y / 2, said, gap=-10 if late else 10, fontsize=9.5)
 
 
-def _own(ax: Axes, run: Run, growth_bytes: float, unit: int) -> None:
+def _draw_guess(ax: Axes, run: Run, growth_bytes: float, unit: int) -> None:
     """Draw the learner's prediction at the end of decoding: what was anonymous before it, and what it was to add."""
     ends = {phase.name: n for n, phase in enumerate(run.phases)}
     n = ends.get("decode", 0)

@@ -57,7 +57,7 @@ def what_a_bit_buys(
     ax = fig.add_subplot()
     unit, unit_name = style.axis_unit(max((row.file_bytes for row in rows), default=0))
     seen = [kld for row in rows for kld in (row.kld, row.kld_imatrix) if kld and kld > 0]
-    own = _own(rows, guess_times)
+    own = _guess_of(rows, guess_times)
     seen += [min(max(kld, min(seen) / 10), max(seen) * 10) for _, kld, _ in own]
     exact = any(row.kld <= 0 for row in rows)
     low = log_y(ax, seen, below=3.5 if exact else 1.8, above=2.2)
@@ -88,7 +88,7 @@ def what_a_bit_buys(
     return fig
 
 
-def _own(rows: Sequence[BitRow], guess: tuple[str, str, float | None] | None) -> list[tuple[int, float, str]]:
+def _guess_of(rows: Sequence[BitRow], guess: tuple[str, str, float | None] | None) -> list[tuple[int, float, str]]:
     """File size and divergence of the learner's prediction, and what it says; empty without one."""
     if guess is None:
         return []

@@ -111,7 +111,7 @@ _KINDS = {
     "window": ("sliding window", "...."),
     "recurrent": ("recurrent state", "xxxx"),
 }
-_NOTHING = {"shared": ("uses an earlier layer's", "<"), "none": ("keeps nothing", "x")}
+_NOTHING = {"shared": ("uses an earlier layer's cache", "<"), "none": ("keeps no cache", "x")}
 
 
 @style.styled

@@ -11,9 +11,8 @@ from matplotlib.patches import Patch, Rectangle
 
 from labkit.course.figurekit import style, text_layout
 from labkit.course.figurekit.style import INK, KINDS, LIMIT
+from labkit.course.lab03.cachesim.bookkeeping import RESERVED
 from labkit.engine.internals.slot_maps import EMPTY, SHARED
-
-RESERVED = -3  # as in ``labkit.course.lab03.cachesim.bookkeeping``, which a picture need not load
 
 _SHADES = (KINDS["kv"].colour, "#9ADBC6", "#00402F", "#4FBF9C", "#CDEFE4", "#007354")
 _BAR = 0.66

@@ -76,7 +76,7 @@ def offload_plan(
 
 
 def _plan_title(split: Split, header: Header, on_cpu: Sequence[str], device_bytes: int, vram_bytes: int | None) -> str:
-    """Which layers leave, and whether that fits."""
+    """Which layers are on the device, and whether that fits, as a sentence."""
     said = title_of([split], header, [on_cpu])
     if vram_bytes is None or not device_bytes:
         return said
@@ -88,8 +88,8 @@ def _plan_title(split: Split, header: Header, on_cpu: Sequence[str], device_byte
 def two_processes(points: Sequence[OffloadPoint]) -> Figure:
     """Memory of the host's process (above) and the device's (below) against n_gpu_layers.
 
-    Hatched is what is predicted to be reserved, solid what the kernel counted, the black line what llama.cpp says it
-    reserved. A compute buffer is reserved whole and touched in part, so a solid bar may end below its line.
+    Hatched is what is predicted to be reserved, solid what the kernel counted, the black line what llama.cpp reports
+    to have reserved. A compute buffer is reserved whole and touched in part, so a solid bar may end below its line.
 
     Args:
         points: in any order; a later one with the same settings takes the place of an earlier one.
@@ -137,7 +137,7 @@ def two_processes(points: Sequence[OffloadPoint]) -> Figure:
     panels[-1].set_xticks(range(len(rows)), [text_layout.wrap(name, 7, lines=3) for name in names])
     panels[-1].set_xlabel("n_gpu_layers")
     fig.align_ylabels(panels)
-    reserved = Line2D([], [], color=INK, linewidth=2), "reserved, says llama.cpp"
+    reserved = Line2D([], [], color=INK, linewidth=2), "reserved, as llama.cpp reports"
     memory_bars.legend(fig, drawn, names=_NAMES, more=[reserved], note=", dotted edge: on the device")
     fig.draw_without_rendering()
     text_layout.hide_unfit(totals, pad_px=0)
@@ -155,7 +155,7 @@ def _shown_run(point: OffloadPoint) -> Run | None:
 
 
 def _reported_bytes(run: Run, *, device: bool) -> int | None:
-    """What the engine says it reserved on one side, all buffers together; None when it had no time to say."""
+    """What the engine reports to have reserved on one side, all buffers together; None when it reported none."""
     name = run.device.name if run.device else None
     sizes = [buffer.bytes for buffer in run.buffers if (buffer.device == name) is device]
     return sum(sizes) if run.buffers else None

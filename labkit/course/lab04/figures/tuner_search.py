@@ -75,7 +75,7 @@ def tuner_search(
     ax.set_ylabel(f"on the device, {unit_name}")
     _limit(ax, vram_bytes / unit, f"device's memory {fmt_bytes(vram_bytes)}", above=True)
     if margin_bytes and room <= top:
-        said = f"less {fmt_bytes(margin_bytes)} to spare"
+        said = f"less {fmt_bytes(margin_bytes)} left free"
         _limit(ax, room / unit, said, above=room < 0.07 * top < margin_bytes)
 
     marks = []

@@ -136,7 +136,7 @@ def _dot(colour: str) -> Line2D:
 
 
 def spread(ms: Sequence[float]) -> tuple[float, float, float]:
-    """Median, 95th percentile (the smallest time that 95 % of the tokens keep) and worst."""
+    """Median, 95th percentile (95 % of the tokens take no longer) and worst."""
     ordered = sorted(ms)
     return statistics.median(ordered), ordered[math.ceil(_TAIL * len(ordered)) - 1], ordered[-1]
 
