@@ -1,7 +1,7 @@
 """Labels of points that may lie close together: each beside its mark, with a thin line where it has to move away.
 
-The library adjustText pushes labels apart step by step. Of 38 pictures it left labels over marks or lines in at least 6,
-took three times as long, and does not tell which label found no place; it also needs scipy and pyplot.
+The library adjustText pushes labels apart step by step. In at least 6 of 38 pictures it left a label over a mark or a
+line, took three times as long, and does not tell which label found no place; it also needs scipy and pyplot.
 """
 
 from __future__ import annotations
