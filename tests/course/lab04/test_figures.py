@@ -408,8 +408,8 @@ def test_the_chosen_and_the_first_that_is_too_many_are_marked() -> None:
     assert numbers(fig)[:3] == ["35", "41", "9.00 GiB"]
 
 
-def test_a_guess_of_the_layers_is_drawn_on_the_limit() -> None:
-    assert guess(PICTURES["tuner"]) == (30, 9)
+def test_a_guess_of_the_layers_is_drawn_on_the_axis() -> None:
+    assert guess(PICTURES["tuner"]) == (30, 0)
     assert "you predicted 30" in said(PICTURES["tuner"])
     assert "you predicted 99, beyond this axis" in said(PICTURES["tuner, nothing"])
     assert_no_guess_draws_nothing(

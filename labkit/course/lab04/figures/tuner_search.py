@@ -92,8 +92,8 @@ def tuner_search(
         y = min(size, top) / unit
         ax.plot(n, y, **(look | mark))
         marks.append(point_labels.Mark(n, y, f"{said}:\n{fmt_bytes(size)}" if said else "", 9))
-    if (own := guesses.number(guess_layers)) is not None:
-        marks.append(point_labels.Mark(*guesses.draw(ax, own, min(room, top) / unit, f"{own:g}"), 9))
+    if (own := guesses.number(guess_layers)) is not None:  # on the axis, where it covers no other mark
+        marks.append(point_labels.Mark(*guesses.draw(ax, own, 0, f"{own:g}"), 9))
     fig.draw_without_rendering()
     fig.set_layout_engine("none")
     lines = [box for y in {vram_bytes, room} if y <= top for box in point_labels.along(ax, across, [y / unit] * 2)]
