@@ -9,20 +9,22 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from labkit.engine.bindings import llama, log
 from labkit.engine.devices import explained, named_buffers
 from labkit.engine.install import EngineError
-from labkit.engine.internals.eval_callback import OnLayer, OnMatmul, eval_callback
 from labkit.engine.internals.slot_maps import KV_DEBUG, SlotMap, parse_slot_maps
 from labkit.engine.log import parse_kv, parse_recurrent
 from labkit.engine.model import Model
 from labkit.settings import CACHE_TYPES, CELL_PADDING, FLASH_ATTN, Settings
 from labkit.system.machine import usable_cores
+
+if TYPE_CHECKING:  # numpy takes a third of the time in which a child starts, and not every child needs it
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from labkit.engine.internals.eval_callback import OnLayer, OnMatmul
 
 
 class CacheFull(EngineError):
@@ -62,10 +64,11 @@ class Context:
         params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
         params.n_threads = params.n_threads_batch = settings.n_threads or usable_cores()
         params.n_outputs_max = settings.n_outputs_max or 0
-        # llama.cpp keeps the pointer as long as there is the context.
-        self._on_eval = eval_callback(on_layer, on_matmul)
-        if self._on_eval is not None:
-            params.cb_eval = self._on_eval
+        if on_layer is not None or on_matmul is not None:
+            from labkit.engine.internals.eval_callback import eval_callback
+
+            # llama.cpp keeps the pointer as long as there is the context.
+            self._on_eval = params.cb_eval = eval_callback(on_layer, on_matmul)
         if map_cells:
             # slot_maps needs a batch larger than the cache, which llama.cpp grants only where attention is not causal.
             params.n_batch = max(settings.n_batch, settings.n_ctx + CELL_PADDING + 1)
@@ -255,13 +258,12 @@ class Context:
         Raises:
             EngineError: see ``decode``.
         """
-        ll = llama()
         self.clear()
         for start in range(0, len(tokens), self.n_batch):
             part = tokens[start : start + self.n_batch]
             self.decode(part, every=True)
             for i in range(len(part)):
-                yield np.ctypeslib.as_array(ll.llama_get_logits_ith(self._ptr, i), shape=(self._model.n_vocab,))
+                yield self._row(i)
 
     def logits(self) -> NDArray[np.float32]:
         """Logits for the next token, shape (n_vocab,), as a copy.
@@ -271,7 +273,13 @@ class Context:
         """
         if not self._ptr or not self._decoded:
             raise EngineError("there are no logits before something is decoded.")
-        return np.ctypeslib.as_array(llama().llama_get_logits_ith(self._ptr, -1), shape=(self._model.n_vocab,)).copy()
+        return self._row(-1).copy()
+
+    def _row(self, i: int) -> NDArray[np.float32]:
+        """The logits of the last batch's i-th token, in llama.cpp's own memory."""
+        import numpy as np
+
+        return np.ctypeslib.as_array(llama().llama_get_logits_ith(self._ptr, i), shape=(self._model.n_vocab,))
 
     def stream(self, n: int) -> Iterator[tuple[int, str, float]]:
         """Decode up to ``n`` tokens, always the likeliest next one, until the model ends its turn.

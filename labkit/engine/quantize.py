@@ -7,13 +7,15 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from labkit.engine.bindings import llama, log
 from labkit.engine.install import EngineError
 from labkit.gguf.types import TYPES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _QUANTIZE_BUFFER_BYTES = 256 << 20  # llama.cpp's own default is 8 GiB
 
@@ -40,6 +42,8 @@ def quantize(
     Raises:
         EngineError: llama.cpp failed; the target may be incomplete.
     """
+    import numpy as np
+
     ll = llama()
     params = ll.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.allow_requantize = ftype, threads, allow_requantize

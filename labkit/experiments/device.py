@@ -50,7 +50,7 @@ class Loopback(Child):
 
     Args:
         memory: size of its memory, in bytes or as ``"2GiB"``: it refuses buffers beyond it, as a graphics card does.
-            With None it takes whatever the system gives. Besides that the process itself takes some 20 MiB, and up to
+            With None it takes whatever the system gives. Besides that the process itself takes some 13 MiB, and up to
             the largest tensor while a model is loaded.
         n_threads: on how many threads it computes. It and the host share the same cores.
         port: where it listens on 127.0.0.1; None finds a free one.

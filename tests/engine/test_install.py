@@ -59,3 +59,13 @@ def test_cpu_features_without_an_engine_are_unknown() -> None:
         "from labkit import engine; print(engine.cpu_features())"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "None\n"
+
+
+def test_a_child_that_needs_no_arrays_starts_without_numpy() -> None:
+    """It takes a third of the time in which such a process starts."""
+    code = (
+        "import sys, labkit.engine, labkit.experiments.child.__main__, labkit.experiments.child.device_worker\n"
+        "print('numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr

@@ -17,13 +17,11 @@ OnMatmul = Callable[[str, NDArray[np.float32], NDArray[np.int32], int], None]
 
 
 def eval_callback(on_layer: OnLayer | None, on_matmul: OnMatmul | None) -> Any:
-    """The C function to be set as ``cb_eval``, or None where nothing is to be called.
+    """The C function to be set as ``cb_eval``.
 
     llama.cpp calls it twice for each tensor: before it is computed, to ask whether the callback wants it, and then
     afterwards, to ask whether to go on.
     """
-    if on_layer is None and on_matmul is None:
-        return None
     ll, base = llama(), library("ggml-base")
     assert base is not None  # part of the same package
     read = Reader(base)
