@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
-from statistics import median
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from labkit.engine.log import Buffer
 from labkit.experiments.child.process import Child, how_it_ended, killed
 from labkit.experiments.device import Loopback
-from labkit.experiments.run import DeviceUse, LayerStep, Measured, Phase, Run, Sample, Timings
+from labkit.experiments.observed import Observed
+from labkit.experiments.run import Run
 from labkit.progress import Progress
 from labkit.settings import LOOPBACK
 from labkit.system import probe
@@ -27,7 +27,6 @@ CHECK_INTERVAL_S = 0.2  # between checks of the cap, the time limit, the cancel 
 DEVICE_END_S = 1.0  # from when the connections of a process close until the process itself has ended
 # How far a progress bar is when each phase begins.
 PHASE_SHARE = {"start": 0.3, "load": 0.35, "context": 0.45, "prefill": 0.5, "decode": 0.55, "hold": 0.99}
-_SHARED = tuple(f.name for f in fields(Sample) if f.name not in ("t_s", "phase", "device_rss_anon_bytes"))
 
 
 class Companion(Protocol):
@@ -78,19 +77,11 @@ class Watch:
         companion: Companion | None = None,
     ) -> None:
         self.companion = companion
-        self.not_locked = False
         self.child, self.limit, self.device, self.blank = child, limit, device, blank
         self.tokens, self.progress, self.on_text = tokens, progress, on_text
         self.phase = "start"
         self.began: dict[str, float] = {}
-        self.phases: list[Phase] = []
-        self.buffers: list[Buffer] = []
-        self.decode_ms: list[float] = []
-        self.layers: list[LayerStep] = []
-        self.samples: list[Sample] = []
-        self.device_last: dict[str, Any] = {}  # the device's figures at the last sample
-        self.device_ends: dict[str, dict[str, Any]] = {}  # and at the end of each phase
-        self.text = ""
+        self.seen = Observed()
         self.verdict: tuple[str, str] | None = None
         self.cap_stats: CapStats | None = None
         self.oom_kills_before = probe.system_oom_kills()
@@ -149,9 +140,8 @@ class Watch:
             use = probe.process(self.child.pid)
         except ProcessLookupError:
             return
-        values = {name: getattr(use, name) for name in _SHARED}
         t_s, on_device = now - self.child.started, self._sample_device()
-        self.samples.append(Sample(t_s=t_s, phase=self.phase, device_rss_anon_bytes=on_device, **values))
+        self.seen.add_sample(use, t_s=t_s, phase=self.phase, device_rss_anon_bytes=on_device)
 
     def _sample_device(self) -> int | None:
         """The device's anonymous memory; None where there is no device, or it has ended."""
@@ -160,7 +150,7 @@ class Watch:
         with suppress(ProcessLookupError):
             use = self.device.use()
             if use.rss_anon_bytes is not None:  # a process that is ending has no figures
-                self.device_last = asdict(use)
+                self.seen.device_last = asdict(use)
             return use.rss_anon_bytes
         return None
 
@@ -172,27 +162,20 @@ class Watch:
                 self.began[self.phase] = at
                 self._report(0.0)
             case "end":
-                use = event["use"]
-                values = {name: use[name] for name in (*_SHARED, "pss_bytes")}
-                if event["device"]:
-                    self.device_ends[event["phase"]] = event["device"]
-                    values["device_rss_anon_bytes"] = event["device"]["rss_anon_bytes"]
-                self.phases.append(Phase(name=event["phase"], start_s=self.began[event["phase"]], end_s=at, **values))
+                self.seen.add_phase(event, start_s=self.began[event["phase"]], end_s=at)
             case "buffers":
-                self.buffers += [Buffer(**values) for values in event["buffers"]]
+                self.seen.buffers += [Buffer(**values) for values in event["buffers"]]
             case "not-locked":
-                self.not_locked = True
+                self.seen.not_locked = True
             case "waiting" if self.companion is not None:
                 self.companion.waiting(event["token"])
             case "token":
                 if self.companion is not None:
                     self.companion.token(event)
-                self.decode_ms.append(event["ms"])
-                self.layers += [LayerStep(**row) for row in event["layers"]]
-                self.text += event["text"]
+                self.seen.add_token(event)
                 if self.on_text and event["text"]:
                     self.on_text(event["text"])
-                self._report(len(self.decode_ms) / max(1, self.tokens))
+                self._report(len(self.seen.decode_ms) / max(1, self.tokens))
             case "error":
                 self.verdict = ("load-failed", event["reason"])
             case "done":
@@ -202,7 +185,7 @@ class Watch:
         done, text = PHASE_SHARE[self.phase], self.phase
         if self.phase == "decode":
             done += share * (PHASE_SHARE["hold"] - done)
-            text += f", token {len(self.decode_ms)} of {self.tokens}"
+            text += f", token {len(self.seen.decode_ms)} of {self.tokens}"
         self.progress(done, text)
 
     def finish(self) -> Run:
@@ -211,67 +194,14 @@ class Watch:
         if self.limit is not None:
             self.cap_stats = self.limit.stats()
         outcome, reason = self._verdict(status)
-        measured = self._measured()
         self.progress(1.0, outcome)
-        ended = {phase.name: phase for phase in self.phases}
-        return replace(
-            self.blank,
-            outcome=outcome,
-            reason=reason,
-            cap_how=self.limit.how if self.limit else None,
-            measured=measured,
-            device=self._device_use(),
-            buffers=tuple(self.buffers),
-            timings=Timings(
-                **{
-                    f"{name}_s": p.end_s - p.start_s
-                    for name in ("load", "context", "prefill")
-                    if (p := ended.get(name))
-                },
-                decode_ms=tuple(self.decode_ms),
-            ),
-            samples=tuple(self.samples),
-            phases=tuple(self.phases),
-            layers=tuple(self.layers),
-            text=self.text,
-            caution=" ".join(filter(None, (self.blank.caution, self._unlocked(measured), self._without_effect()))),
-        )
-
-    def _without_effect(self) -> str:
-        """A caution where n_gpu_layers did nothing: llama.cpp accepts it on a build without any device."""
-        n, models = self.blank.settings.n_gpu_layers, [b for b in self.buffers if b.kind == "model"]
-        if n == 0 or not models or any(not buffer.device.startswith("CPU") for buffer in models):
-            return ""
-        return (
-            f"n_gpu_layers={n} had no effect, since there is no device for them: labkit doctor lists the devices of "
-            f"this build, and devices=('{LOOPBACK}',) starts one."
-        )
-
-    def _device_use(self) -> DeviceUse | None:
-        if self.device is None or self.blank.device is None:
-            return None
-        ends = self.device_ends
-        seen = ends.get("hold") or ends.get("decode") or self.device_last
-        peaks = [use.get("peak_rss_bytes") for use in (*ends.values(), self.device_last)]
-        return replace(
-            self.blank.device,
-            idle_rss_anon_bytes=self.device.idle.rss_anon_bytes,
-            rss_anon_bytes=seen.get("rss_anon_bytes"),
-            rss_file_bytes=seen.get("rss_file_bytes"),
-            peak_rss_bytes=max((peak for peak in peaks if peak is not None), default=None),
-        )
+        idle = self.device.idle if self.device is not None else None
+        ended = replace(self.blank, outcome=outcome, reason=reason, cap_how=self.limit.how if self.limit else None)
+        return self.seen.onto(ended, stats=self.cap_stats, idle=idle)
 
     def _loss(self, how: str) -> str:
+        """Why the run ended, where the loopback device did."""
         return f"the {LOOPBACK} device was lost in {self.phase}: {how}."
-
-    def _unlocked(self, measured: Measured | None) -> str:
-        """A caution where the kernel refused the lock, which llama.cpp only logs."""
-        if not self.not_locked:
-            return ""
-        wanted = fmt_bytes(self.blank.predicted.locked_bytes)
-        got = None if measured is None else measured.locked_bytes
-        held = "not all" if got is None else fmt_bytes(got)
-        return f"llama.cpp could not lock what it was asked to and went on: {held} of {wanted} are locked."
 
     def _verdict(self, status: int) -> tuple[str, str]:
         """The outcome and its reason."""
@@ -293,31 +223,3 @@ class Watch:
         if (probe.system_oom_kills() or 0) > (self.oom_kills_before or 0):
             return "oom-killed", f"the kernel killed it in {self.phase}: the machine had no memory left."
         return "interrupted", f"something outside killed it in {self.phase} (signal 9)."
-
-    def _measured(self) -> Measured | None:
-        """The child's figures at the end of decode, or at the last sample that has any; None where there is none."""
-        last = next((p for p in reversed(self.phases) if p.name in ("decode", "hold")), None)
-        running = [sample for sample in self.samples if sample.rss_anon_bytes is not None]  # not while it was ending
-        seen: Sequence[Phase | Sample] = [last] if last else running[-1:] or self.samples[-1:]
-        if not seen:
-            return None
-        end = self.phases[-1] if last else seen[0]
-        stats = self.cap_stats
-        rows: list[Phase | Sample] = [*self.samples, *self.phases]
-        totals = [
-            row.rss_anon_bytes + row.rss_file_bytes
-            for row in rows
-            if row.rss_anon_bytes is not None and row.rss_file_bytes is not None
-        ]
-        return Measured(
-            rss_anon_bytes=seen[0].rss_anon_bytes,
-            rss_file_bytes=seen[0].rss_file_bytes,
-            peak_rss_bytes=max(totals, default=None),
-            locked_bytes=seen[0].locked_bytes,
-            minor_faults=end.minor_faults,
-            major_faults=end.major_faults,
-            read_bytes=end.read_bytes,
-            decode_ms=median(self.decode_ms) if self.decode_ms else None,
-            cap_peak_bytes=stats.peak_bytes if stats else None,
-            cap_oom_kills=stats.oom_kills if stats else None,
-        )

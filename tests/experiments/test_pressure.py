@@ -15,7 +15,7 @@ import psutil
 import pytest
 from support.processes import CAPPED, LINUX, LOCKS, children, groups_of, live, meminfo, quiet, until
 
-from labkit.experiments import ballast, pressure
+from labkit.experiments import ballast, stages
 from labkit.experiments.ballast import Ballast
 from labkit.experiments.measure import measure
 from labkit.experiments.pressure import Pressured, pressured
@@ -37,7 +37,7 @@ def test_a_run_is_stopped_when_the_machine_runs_short(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = meminfo(tmp_path, total=10 * GiB, available=9 * GiB)
-    monkeypatch.setattr(pressure, "Ballast", partial(Ballast, root=str(root)))
+    monkeypatch.setattr(stages, "Ballast", partial(Ballast, root=str(root)))
 
     def fall(share: float, text: str) -> None:
         if text.startswith("decode, token 2"):
@@ -160,9 +160,9 @@ def test_a_run_that_makes_no_sense_is_refused(wrong: dict[str, Any], message: st
 
 
 def test_text_and_a_ballast_do_not_go_together(filled: Path) -> None:
-    stages = pressure._Stages(MiB, rate=MiB, kind="file", inside=False, idle_s=0, tokens=1)
+    beside = stages.Stages(MiB, rate=MiB, kind="file", inside=False, idle_s=0, tokens=1)
     with pytest.raises(SettingsError, match="a ballast needs made-up tokens"):
-        measure(filled, prompt="hello", companion=stages)
+        measure(filled, prompt="hello", companion=beside)
 
 
 # Nothing stays, however it ends
