@@ -1,7 +1,7 @@
 """Write docs/api.md: every public function and class with one line, from the docstrings, which griffe reads.
 
-    uv run python docs/make_api.py          writes it
-    uv run python docs/make_api.py --check  says whether it is in step; the status is 1 if not
+uv run python docs/make_api.py          writes it
+uv run python docs/make_api.py --check  says whether it is in step; the status is 1 if not
 """
 
 from __future__ import annotations

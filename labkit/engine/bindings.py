@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -47,6 +49,17 @@ class LogCapture:
 
 log = LogCapture()
 _callbacks: list[Any] = []
+
+
+def skip_high_level_api() -> None:
+    """Let ``llama`` load the bindings without ``llama_cpp/__init__``, in a process that uses nothing else of it.
+
+    That file imports the class ``Llama`` with jinja2 and numpy, which takes half a second and 9 MiB, and no child of
+    ours needs them. A process in which someone may import ``llama_cpp`` for themselves must not call this.
+    """
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is not None and "llama_cpp" not in sys.modules:
+        sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)  # the package, not executed
 
 
 @cache

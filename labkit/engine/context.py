@@ -281,6 +281,21 @@ class Context:
 
         return np.ctypeslib.as_array(llama().llama_get_logits_ith(self._ptr, i), shape=(self._model.n_vocab,))
 
+    def likeliest(self) -> int:
+        """The likeliest next token (llama_sampler_init_greedy).
+
+        Raises:
+            EngineError: nothing has been decoded.
+        """
+        if not self._ptr or not self._decoded:
+            raise EngineError("there is no next token before something is decoded.")
+        ll = llama()
+        sampler = ll.llama_sampler_init_greedy()
+        try:
+            return int(ll.llama_sampler_sample(sampler, self._ptr, -1))
+        finally:
+            ll.llama_sampler_free(sampler)
+
     def stream(self, n: int) -> Iterator[tuple[int, str, float]]:
         """Decode up to ``n`` tokens, always the likeliest next one, until the model ends its turn.
 
@@ -290,7 +305,7 @@ class Context:
         """
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         for _ in range(n):
-            token = int(self.logits().argmax())
+            token = self.likeliest()
             if self._model.ends(token):
                 return
             text = utf8.decode(self._model.piece(token))

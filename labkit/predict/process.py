@@ -13,10 +13,10 @@ from labkit.predict.repack import repacked
 from labkit.settings import Settings
 from labkit.units import MiB
 
-# A CPython 3.11 child on x86-64 Linux after importing llama_cpp: 24–29 MiB anonymous, 21 MiB of library pages; a
-# model's own bookkeeping adds about 2 MiB, and 250 bytes for each token of a vocabulary.
-PYTHON_ANON_BYTES = 31 * MiB
-PYTHON_FILE_BYTES = 22 * MiB
+# A CPython 3.11 child on x86-64 Linux after loading llama.cpp's bindings: 20 MiB anonymous, and after a token 14 MiB of
+# library pages; a model's own bookkeeping adds about 2 MiB, and 250 bytes for each token of a vocabulary.
+PYTHON_ANON_BYTES = 22 * MiB
+PYTHON_FILE_BYTES = 14 * MiB
 VOCABULARY_BYTES_PER_TOKEN = 250
 
 

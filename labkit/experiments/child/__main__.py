@@ -35,8 +35,9 @@ def main() -> int:
         out.write(json.dumps({"event": event, "t": time.monotonic(), **values}) + "\n")
 
     module, _, name = request["function"].partition(":")
-    from labkit.engine import EngineError
+    from labkit.engine import EngineError, bindings
 
+    bindings.skip_high_level_api()
     try:
         result = getattr(import_module(module), name)(**request["job"], send=send)
     except (EngineError, OSError, ValueError, MemoryError) as error:

@@ -29,12 +29,14 @@ def test_what_if_keeps_its_axis(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [how["axis_ms"] for how in asked] == [{"a model": 200.0}] * 4
 
 
+@pytest.mark.live
 def test_the_answer_appears() -> None:
     panel = panels.Ask("Name a colour.", tokens=5)
     run(panel)
     assert len(panel.text.value) > len("<p></p>") and "ms per token" in panel.runner.state.value
 
 
+@pytest.mark.live
 def test_stop_ends_a_run() -> None:
     panel = panels.Ask("Tell a very long story.", tokens=900)
     stop(panel)

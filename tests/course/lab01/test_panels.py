@@ -41,6 +41,7 @@ def test_what_the_system_does_not_count_is_unknown_and_not_zero(smollm2_path: Pa
     panel.close()
 
 
+@pytest.mark.live
 def test_the_load_panel_predicts_then_measures(smollm2_path: Path) -> None:
     panel = panels.WhereItIs([str(smollm2_path)])
     mapped = panel.text.value

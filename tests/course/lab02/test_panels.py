@@ -46,6 +46,7 @@ def test_another_tensor_is_drawn_once_from_its_first_weight(smollm2_path: Path, 
     assert shown_weight(panel) == pytest.approx(first[0])
 
 
+@pytest.mark.live
 def test_a_file_type_is_quantized_compared_and_drawn(smollm2_path: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     panel = panels.WhatItCosts(smollm2_path, quants=["Q4_0"])

@@ -82,6 +82,7 @@ def test_every_model_of_the_cost_panel_can_be_drawn(model: str) -> None:
     assert is_png(panel) and model in panel.text.value and "limit of 10.0 GiB" in panel.text.value
 
 
+@pytest.mark.live
 def test_a_trace_runs_and_the_slider_walks_through_it() -> None:
     panel = panels.SlotMap()
     assert panel.runner.run.description.startswith("Run") and "Run a trace" in panel.text.value
@@ -108,12 +109,14 @@ def test_an_impossible_trace_is_said_in_the_panel() -> None:
     assert "there is no sequence 7" in panel.runner.state.value
 
 
+@pytest.mark.live
 def test_stop_ends_a_comparison() -> None:
     panel = panels.CacheQuality(tokens=4096)
     stop(panel)
     assert not panel.rows and "cancelled" in panel.runner.state.value
 
 
+@pytest.mark.live
 def test_a_pair_is_compared_and_added() -> None:
     known = CacheQuality("f16", "q4_0", True, False, True, Quality(9, 9, 0.006, 0.001, 0.1, 0.9, 99, 1.0), 32, (), ())
     panel = panels.CacheQuality([known], tokens=48)

@@ -128,6 +128,7 @@ def test_the_tuner_says_what_cannot_be() -> None:
     assert "n_gpu_layers" in panel.text.value and is_png(panel)
 
 
+@pytest.mark.live
 @needs_rpc
 def test_a_run_adds_a_point_and_a_second_joins_it() -> None:
     panel = panels.OffloadRun(tokens=2, speeds=Speeds(20e9, 20e9), n_ctx=256, n_batch=64, n_ubatch=64)

@@ -26,7 +26,7 @@ from labkit.course.lab05.figures.latency import following, spread
 from labkit.experiments.boundary import Boundary
 from labkit.planning.context import longest_surviving_context, needed, pinned_bytes
 from labkit.settings import Settings
-from labkit.units import GiB, MiB
+from labkit.units import GiB, MiB, fmt_bytes
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -211,8 +211,13 @@ def test_the_budget_is_what_must_stay() -> None:
     killed = line(fig, "_killed")
     assert killed.get_xdata()[0] == fits and killed.get_ydata()[0] == 8
     text = said(fig)
-    assert "killed beyond 8,192" in text and "4,096: 5.93 GiB" in text and "limit 8.00 GiB" in text
-    assert numbers(fig) == ["8.00 GiB", "8,192 tokens", "15,872 tokens"], "locked, not locked"
+    assert (
+        "killed beyond 8,192" in text
+        and f"4,096: {fmt_bytes(pinned_bytes(needed(header(), LOCKED, 4096)))}" in text
+        and "limit 8.00 GiB" in text
+    )
+    not_locked = longest_surviving_context(header(), replace(LOCKED, load_mode="mmap"), 8 * GiB)
+    assert numbers(fig) == ["8.00 GiB", "8,192 tokens", f"{not_locked:,} tokens"]
     floor = line(fig, "must stay if not locked")
     loose = replace(LOCKED, load_mode="mmap")
     x, y = floor.get_xdata()[-1], floor.get_ydata()[-1]
@@ -220,8 +225,10 @@ def test_the_budget_is_what_must_stay() -> None:
 
 
 def test_what_cannot_run_locked_is_said() -> None:
-    assert numbers(PICTURES["budget, no room"]) == ["2.00 GiB", "3,584 tokens"], "only without the lock"
-    assert numbers(PICTURES["budget, mapped"]) == ["8.00 GiB", "15,872 tokens"]
+    loose = replace(LOCKED, load_mode="mmap")
+    for name, gib in (("budget, no room", 2), ("budget, mapped", 8)):  # only without the lock
+        n = longest_surviving_context(header(), loose, gib * GiB)
+        assert numbers(PICTURES[name]) == [f"{gib}.00 GiB", f"{n:,} tokens"] and n > 0
     assert "above this axis" in said(PICTURES["budget, fixed"])
     assert "weights on the heap" in said(PICTURES["budget, heap"])
     assert numbers(PICTURES["budget, heap"]) == ["8.00 GiB", "8,192 tokens"], "locked or not"
